@@ -1,0 +1,1 @@
+"""nanovllm: an executable specification of LLM inference engines."""
