@@ -59,9 +59,7 @@ class ModelConfig:
             "head_dim",
             "max_position_embeddings",
         ):
-            value = getattr(self, name)
-            if type(value) is not int or value <= 0:
-                raise ValueError(f"{name} must be an integer > 0, got {value!r}")
+            _check_size(name, getattr(self, name))
         for name in ("rms_norm_eps", "rope_theta"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not value > 0:
@@ -112,6 +110,11 @@ class ModelConfig:
         )
 
 
+def _check_size(name: str, value: Any) -> None:
+    if type(value) is not int or value <= 0:
+        raise ValueError(f"{name} must be an integer > 0, got {value!r}")
+
+
 def _read_json(file: Path) -> RawConfig:
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist")
@@ -151,22 +154,23 @@ def _refuse_unsupported(raw: RawConfig) -> None:
     activation = _optional(raw, "hidden_act", "silu")
     if activation != "silu":
         raise ValueError(f"hidden_act {activation!r} is not supported; supported: 'silu'")
-    sliding = [kind for kind in _layer_types(raw) if kind != "full_attention"]
-    if sliding:
+    special = _layer_types(raw) - {"full_attention"}
+    if special:
         raise ValueError(
-            f"layers of type {sorted(set(sliding))} are not supported; supported: 'full_attention'"
+            f"layers of {', '.join(sorted(special))} are not supported; supported: full_attention"
         )
 
 
-def _layer_types(raw: RawConfig) -> list[str]:
-    """The attention of each layer. Before transformers 4.52 it is implied by the window fields."""
+def _layer_types(raw: RawConfig) -> set[str]:
+    """The kinds of attention in use; older configs imply them by the fields of a window."""
     explicit = raw.get("layer_types")
     if explicit is not None:
-        return list(explicit)
-    layers = _required(raw, "num_hidden_layers")
+        return set(explicit)
     windowed = raw.get("use_sliding_window", False) and raw.get("sliding_window", True) is not None
-    first_sliding = _optional(raw, "max_window_layers", 28) if windowed else layers
-    return ["sliding_attention" if i >= first_sliding else "full_attention" for i in range(layers)]
+    first_windowed = _optional(raw, "max_window_layers", 28)
+    if windowed and first_windowed < _required(raw, "num_hidden_layers"):
+        return {"full_attention", "sliding_attention"}
+    return {"full_attention"}
 
 
 def _head_dim(raw: RawConfig) -> int:
@@ -175,6 +179,7 @@ def _head_dim(raw: RawConfig) -> int:
         return explicit
     hidden: int = _required(raw, "hidden_size")
     heads: int = _required(raw, "num_attention_heads")
+    _check_size("num_attention_heads", heads)
     if hidden % heads:
         raise ValueError(f"no head_dim, and hidden_size {hidden} does not split over {heads} heads")
     return hidden // heads
