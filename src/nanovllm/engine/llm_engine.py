@@ -1,0 +1,243 @@
+"""The engine: requests in, one step at a time, finished requests out."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from nanovllm.config import Config, SchedulerConfig
+from nanovllm.engine.detokenizer import Detokenizer
+from nanovllm.engine.model_runner import ModelRunner, StepResult
+from nanovllm.engine.request import Request, Sample
+from nanovllm.engine.scheduler import Scheduler
+from nanovllm.engine.sequence import Sequence
+from nanovllm.engine.step import ScheduledStep
+from nanovllm.models.model_config import ModelConfig
+from nanovllm.outputs import Stats, StepOutput
+from nanovllm.sampling_params import SamplingParams
+from nanovllm.utils.tokenizer import Tokenizer, load_tokenizer
+
+Prompt = str | Seq[int]
+
+
+class LLMEngine:
+    """Scheduler, model runner and tokenizer put together; not thread-safe.
+
+    Args:
+        model: directory of a Hugging Face checkpoint; the embedded model if None.
+        options: fields of `Config`; TypeError for others (API-3).
+
+    Use it as a context manager or call `close`; afterwards every call raises RuntimeError.
+    """
+
+    def __init__(self, model: str | Path | None = None, **options: Any) -> None:
+        config = Config.from_options(model, options)
+        model_config = ModelConfig.from_pretrained(config.model)
+        self.tokenizer: Tokenizer | None = None
+        if not config.skip_tokenizer:
+            self.tokenizer = load_tokenizer(config.model)
+            # STP-1: whatever any file of the checkpoint calls an end of sequence is one.
+            eos = self.tokenizer.eos_token_id
+            if eos is not None:
+                model_config = replace(
+                    model_config, eos_token_ids=model_config.eos_token_ids | {eos}
+                )
+        self.config = config
+        self.model_config = model_config
+        self.model_runner = ModelRunner(config, model_config)
+        self.scheduler = Scheduler(self._scheduler_config())
+        self._live: dict[int, Request] = {}  # by seq_id, one entry a sample
+        self._finished: dict[int, Request] = {}  # by request_id, not handed over yet
+        self._closed = False
+
+    def _scheduler_config(self) -> SchedulerConfig:
+        return SchedulerConfig(
+            max_num_seqs=self.config.max_num_seqs,
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
+            max_model_len=self.model_runner.max_model_len,
+            num_kvcache_blocks=self.model_runner.num_blocks,
+            kvcache_block_size=self.model_runner.block_size,
+            eos_token_ids=self.model_config.eos_token_ids,
+            policy=self.config.scheduling_policy,
+            max_consecutive_prefills=self.config.max_consecutive_prefills,
+            enable_prefix_caching=self.config.enable_prefix_caching,
+            seed=self.config.seed,
+        )
+
+    # ---- requests --------------------------------------------------------------------------
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt; ValueError for ids outside the vocabulary (SCH-7c)."""
+        if isinstance(prompt, str):
+            return self._require_tokenizer("a prompt of text").encode(prompt)
+        token_ids = [operator.index(token_id) for token_id in prompt]
+        vocab_size = self.model_config.vocab_size
+        outside = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
+        if outside:
+            raise ValueError(f"token ids {outside[:5]} are outside the vocabulary of {vocab_size}")
+        return token_ids
+
+    def validate(self, prompt: Prompt, params: SamplingParams) -> list[int]:
+        """Token ids of the prompt if the request can run; ValueError or TypeError if not."""
+        self._check_open()
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"sampling_params must be SamplingParams, got {params!r}")
+        if params.stop:
+            self._require_tokenizer("a stop string")
+        token_ids = self.encode(prompt)
+        self.scheduler.validate(len(token_ids), params)
+        return token_ids
+
+    def add_request(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        cache_salt: str | None = None,
+    ) -> int:
+        """Queue a prompt; returns the request id. Requests of different salts share no KV (PFX-14).
+
+        Raises ValueError or TypeError if it can never run, and then changes nothing (SCH-7).
+        """
+        params = sampling_params or SamplingParams()
+        token_ids = self.validate(prompt, params)
+        text = prompt if isinstance(prompt, str) else None
+        return self._enqueue(text, token_ids, params, cache_salt).request_id
+
+    def _enqueue(
+        self, text: str | None, token_ids: list[int], params: SamplingParams, salt: str | None
+    ) -> Request:
+        seqs = self.scheduler.add(token_ids, params, salt=salt)
+        request = Request(text, tuple(Sample(seq, self._detokenizer(seq.params)) for seq in seqs))
+        self._live.update((seq.seq_id, request) for seq in seqs)
+        return request
+
+    def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
+        if self.tokenizer is None:
+            return None
+        end_token_ids = params.end_token_ids(self.model_config.eos_token_ids)
+        return Detokenizer(self.tokenizer, params, end_token_ids)
+
+    def abort_request(self, request_id: int) -> bool:
+        """End a request and all of its samples; False if it is unknown or has ended (SCH-13)."""
+        self._check_open()
+        live = [s for s, request in self._live.items() if request.request_id == request_id]
+        seqs = [self._sample(seq_id).seq for seq_id in live]
+        for seq_id in live:
+            self.scheduler.abort(seq_id)
+        self._collect([seq for seq in seqs if seq.is_finished])
+        return bool(live)
+
+    def is_finished(self) -> bool:
+        """Whether nothing is queued or running, and `step` has no output left to hand over."""
+        return self.scheduler.is_finished() and all(r.claimed for r in self._finished.values())
+
+    # ---- steps -----------------------------------------------------------------------------
+
+    def step(self) -> StepOutput:
+        """Schedule, run and commit one step; idle if there is nothing to do.
+
+        A step that raises ends its requests with reason `error`; the others go on (SCH-15).
+        """
+        self._check_open()
+        step = self._advance()
+        ready = [request_id for request_id, r in self._finished.items() if not r.claimed]
+        num_decode = sum(row.count for row in step.rows if row.start >= row.seq.num_prompt_tokens)
+        return StepOutput(
+            kind=step.kind.value,
+            num_rows=len(step.rows),
+            num_prefill_tokens=step.num_tokens - num_decode,
+            num_decode_tokens=num_decode,
+            num_preempted=len(step.preempted),
+            outputs=tuple(self._finished.pop(request_id).output() for request_id in ready),
+        )
+
+    def _advance(self) -> ScheduledStep:
+        step = self.scheduler.schedule()
+        if not step.rows:
+            return step
+        try:
+            result = self.model_runner.run(step)
+        except Exception as error:
+            self._collect(self.scheduler.fail_step(step, f"{type(error).__name__}: {error}"))
+        except BaseException:
+            self._collect(self.scheduler.fail_step(step, "interrupted"))
+            raise
+        else:
+            self._commit(step, result)
+        return step
+
+    def _commit(self, step: ScheduledStep, result: StepResult) -> None:
+        for seq_id, logprobs in result.logprobs.items():
+            self._sample(seq_id).logprobs.append(logprobs)
+        # Text comes before the commit: a stop string is a reason to end, and wins over `length`.
+        stopped = [
+            seq_id for seq_id, token in result.token_ids.items() if self._sample(seq_id).push(token)
+        ]
+        self._collect(
+            self.scheduler.commit(step, result.token_ids, failed=result.failed, stopped=stopped)
+        )
+
+    def _collect(self, ended: list[Sequence]) -> None:
+        """Finish the text of sequences that ended, and the requests that ended with them."""
+        for seq in ended:
+            self._sample(seq.seq_id).finish()
+            request = self._live.pop(seq.seq_id)
+            if request.is_finished:
+                self._finished[request.request_id] = request
+
+    def _sample(self, seq_id: int) -> Sample:
+        return self._live[seq_id].sample(seq_id)
+
+    # ---- the engine as a whole -------------------------------------------------------------
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; running requests are not affected (API-8)."""
+        self._check_open()
+        self.scheduler.block_manager.reset_prefix_cache()
+
+    def stats(self) -> Stats:
+        """Queues, blocks and totals (API-8)."""
+        self._check_open()
+        blocks = self.scheduler.block_manager
+        return Stats(
+            num_waiting=self.scheduler.num_waiting,
+            num_running=len(self.scheduler.running),
+            num_blocks=blocks.num_blocks,
+            num_free_blocks=blocks.num_free_blocks,
+            num_cached_blocks=blocks.num_published_blocks,
+            **asdict(self.scheduler.stats),
+        )
+
+    def close(self) -> None:
+        """Give up the model and the KV cache; twice is harmless."""
+        self._closed = True
+        for name in ("model_runner", "scheduler"):
+            self.__dict__.pop(name, None)
+
+    exit = close
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("this engine is closed")
+
+    def _require_tokenizer(self, what: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ValueError(f"{what} needs a tokenizer; this engine was made with skip_tokenizer")
+        return self.tokenizer

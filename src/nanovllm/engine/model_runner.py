@@ -1,0 +1,184 @@
+"""Runs a scheduled step on the model: weights, KV cache, arrays to tensors, logits to tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from nanovllm.config import Config
+from nanovllm.engine.model_input import ModelInput, prepare_model_input
+from nanovllm.engine.sequence import Sequence
+from nanovllm.engine.step import ScheduledStep
+from nanovllm.layers.parallel import TensorParallel
+from nanovllm.layers.sampler import RowSampling, Sampler, SamplerOutput, SamplingInput
+from nanovllm.layers.torch_attention import TorchContext
+from nanovllm.models.model_config import ModelConfig
+from nanovllm.models.qwen3 import Qwen3ForCausalLM
+from nanovllm.models.registry import MODEL_CLASSES
+from nanovllm.utils.loader import load_model
+
+TokenLogprob = tuple[int, float]
+
+DEFAULT_BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Outcome of a step by seq_id; only rows that sample occur."""
+
+    token_ids: dict[int, int] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+
+
+class ModelRunner:
+    """One rank's model and KV cache. It never looks at queues.
+
+    Args:
+        config: the engine's options.
+        model_config: of the checkpoint at `config.model`.
+        tp: which rank this is.
+
+    Raises ValueError if the memory budget holds no block (MEM-2), or the device is not to be had.
+    """
+
+    def __init__(
+        self, config: Config, model_config: ModelConfig, tp: TensorParallel | None = None
+    ) -> None:
+        self.config = config
+        self.model_config = model_config
+        self.tp = tp or TensorParallel()
+        self.device = _resolve_device(config.device)
+        self.dtype = _resolve_dtype(config.dtype, model_config.dtype, self.device)
+        self.block_size = config.kvcache_block_size or DEFAULT_BLOCK_SIZE
+        self.max_model_len = min(
+            config.max_model_len or model_config.max_position_embeddings,
+            model_config.max_position_embeddings,
+        )
+        self.model = self._load_model()
+        self.sampler = Sampler()
+        self.num_blocks = config.num_kvcache_blocks or self._num_blocks_in_budget()
+        self.kv_cache = torch.zeros(self._kv_cache_shape(), dtype=self.dtype, device=self.device)
+
+    def _load_model(self) -> Qwen3ForCausalLM:
+        previous = torch.get_default_dtype()
+        torch.set_default_dtype(self.dtype)
+        try:
+            with torch.device(self.device):
+                model = MODEL_CLASSES[self.model_config.architecture](self.model_config, self.tp)
+        finally:
+            torch.set_default_dtype(previous)
+        load_model(model, self.config.model)
+        return model.eval()
+
+    def _kv_cache_shape(self) -> tuple[int, ...]:
+        """[K and V, layers, blocks, block_size, this rank's KV heads, head_dim]."""
+        num_kv_heads, _ = self.tp.divide_or_replicate(
+            self.model_config.num_key_value_heads, "num_key_value_heads"
+        )
+        return (
+            2,
+            self.model_config.num_hidden_layers,
+            self.num_blocks,
+            self.block_size,
+            num_kv_heads,
+            self.model_config.head_dim,
+        )
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers, K and V, on this rank."""
+        kv, layers, _, block_size, heads, head_dim = self._kv_cache_shape()
+        return kv * layers * block_size * heads * head_dim * self.dtype.itemsize
+
+    def _num_blocks_in_budget(self) -> int:
+        """What the budget holds, and no more than all sequences at full length could use."""
+        self.num_blocks = 1
+        budget = int(self.config.kvcache_memory_gb * 2**30)
+        affordable = budget // self.block_bytes
+        if affordable < 1:
+            raise ValueError(
+                f"kvcache_memory_gb={self.config.kvcache_memory_gb} is {budget} bytes; "
+                f"one KV block of {self.block_size} tokens needs {self.block_bytes}"
+            )
+        usable = self.config.max_num_seqs * -(-self.max_model_len // self.block_size)
+        return min(affordable, usable)
+
+    @torch.inference_mode()
+    def run(self, step: ScheduledStep) -> StepResult:
+        """Compute every row's positions, and sample where a row reaches its last known token."""
+        logits = self.compute_logits(prepare_model_input(step, self.block_size))
+        sampled = [row.seq for row in step.rows if row.samples]
+        if not sampled:
+            return StepResult()
+        rows = [sampling_row(seq, self.model_config.eos_token_ids) for seq in sampled]
+        return _by_sequence(sampled, self.sampler(logits, SamplingInput.from_rows(rows)))
+
+    @torch.inference_mode()
+    def compute_logits(self, inputs: ModelInput) -> torch.Tensor:
+        """Logits [S, vocab_size] of the rows that sample; the KV of all T tokens is stored."""
+
+        def to_device(array: object) -> torch.Tensor:
+            return torch.as_tensor(array, device=self.device)
+
+        context = TorchContext(
+            self.kv_cache,
+            slot_mapping=to_device(inputs.slot_mapping),
+            block_tables=to_device(inputs.block_tables),
+            context_lens=to_device(inputs.context_lens),
+            cu_seqlens_q=to_device(inputs.cu_seqlens_q),
+        )
+        hidden = self.model(to_device(inputs.input_ids), to_device(inputs.positions), context)
+        return self.model.compute_logits(hidden[to_device(inputs.last_tokens)])
+
+
+def sampling_row(seq: Sequence, eos_token_ids: frozenset[int]) -> RowSampling:
+    """What the sampler needs for the next token of `seq`; histories only if penalties use them."""
+    params = seq.params
+    assert params.seed is not None, "the scheduler gives every sequence a seed"
+    penalised = (
+        params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
+    )
+    below_min = seq.num_completion_tokens < params.min_tokens
+    return RowSampling(
+        params,
+        params.seed,
+        seq.num_tokens,
+        prompt_token_ids=seq.prompt_token_ids if penalised else (),
+        output_token_ids=seq.completion_token_ids if penalised else (),
+        banned_token_ids=params.end_token_ids(eos_token_ids) if below_min else (),
+    )
+
+
+def _by_sequence(seqs: list[Sequence], output: SamplerOutput) -> StepResult:
+    failed = {
+        seqs[i].seq_id: f"no token to draw at position {seqs[i].num_tokens}: logits not finite"
+        for i in output.failed
+    }
+    return StepResult(
+        token_ids={
+            seq.seq_id: token_id
+            for seq, token_id in zip(seqs, output.token_ids, strict=True)
+            if seq.seq_id not in failed
+        },
+        failed=failed,
+        logprobs={
+            seq.seq_id: logprobs
+            for seq, logprobs in zip(seqs, output.logprobs, strict=True)
+            if logprobs is not None
+        },
+    )
+
+
+def _resolve_device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device='cuda' was asked for, but torch finds no CUDA device here")
+    return torch.device("cpu" if name == "auto" else name)
+
+
+def _resolve_dtype(name: str, checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else checkpoint
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype

@@ -1,0 +1,351 @@
+"""Continuous batching: who computes which positions next, and what a sampled token ends (SCH, FRK).
+
+There is no prefill phase and no decode phase, only tokens known and tokens computed. A policy is an
+order of two moves: *serve* running sequences (each continues where it stopped) and *admit* waiting
+ones. Both queues are kept in order of arrival, so that preemption takes from the tail of `running`
+and admission from the head of `waiting`, and nobody overtakes an earlier request.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import insort
+from collections.abc import Callable, Collection, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+from nanovllm.config import SchedulerConfig
+from nanovllm.engine.block_manager import BlockManager, HashFunction, hash_block
+from nanovllm.engine.sequence import FinishReason, Sequence, SequenceStatus
+from nanovllm.engine.step import ScheduledRow, ScheduledStep, StepBuilder
+from nanovllm.sampling_params import SamplingParams
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Totals since the start; a request's hits count at its first admission only (PFX-17)."""
+
+    num_requests: int = 0
+    num_steps: int = 0
+    num_computed_tokens: int = 0
+    num_preemptions: int = 0
+    num_lookup_tokens: int = 0
+    num_cached_tokens: int = 0
+
+
+def by_arrival(seq: Sequence) -> int:
+    return seq.seq_id
+
+
+class Scheduler:
+    """Queues and policy; pure Python, no tensors.
+
+    Args:
+        config: limits, policy, end-of-sequence ids.
+        hash_function: see `BlockManager`; for tests.
+
+    Call `schedule`, execute the step, then `commit` or `fail_step` it. Until then `schedule`
+    returns an empty step (SCH-5).
+    """
+
+    def __init__(self, config: SchedulerConfig, hash_function: HashFunction = hash_block) -> None:
+        self.config = config
+        self.block_manager = BlockManager(
+            config.num_kvcache_blocks, config.kvcache_block_size, hash_function
+        )
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        # Samples 1..n-1 of a request wait here until sample 0 has computed the prompt (FRK-2).
+        self.followers: dict[int, list[Sequence]] = {}
+        self.stats = SchedulerStats()
+        self._live: dict[int, Sequence] = {}
+        self._in_flight: ScheduledStep | None = None
+        self._next_seq_id = 0
+        self._prefill_streak = 0
+        self._seeds = random.Random(config.seed)
+        policies: dict[str, Callable[[StepBuilder], None]] = {
+            "prefill_first": self._plan_prefill_first,
+            "mixed": self._plan_mixed,
+        }
+        self._plan = policies[config.policy]
+
+    # ---- requests come and go --------------------------------------------------------------
+
+    def validate(self, num_prompt_tokens: int, params: SamplingParams) -> int:
+        """Output tokens the request may take; ValueError if it can never run (SCH-7)."""
+        config, p = self.config, num_prompt_tokens
+        if p < 1:
+            raise ValueError("the prompt is empty: it has 0 tokens")
+        if p >= config.max_model_len:
+            raise ValueError(
+                f"the prompt has {p} tokens; max_model_len is {config.max_model_len}, "
+                "prompt and output together"
+            )
+        num_slots = config.num_kvcache_blocks * config.kvcache_block_size
+        # The last sampled token is never stored, hence one output more than there are slots.
+        room = min(config.max_model_len - p, num_slots - p + 1)
+        if p > num_slots:
+            raise ValueError(
+                f"the prompt has {p} tokens; the KV cache holds {num_slots} "
+                f"({config.num_kvcache_blocks} blocks of {config.kvcache_block_size})"
+            )
+        if params.max_tokens is None:
+            return room
+        max_tokens = min(params.max_tokens, config.max_model_len - p)
+        if max_tokens > room:
+            raise ValueError(
+                f"{p} prompt tokens and max_tokens={max_tokens} need {p + max_tokens - 1} slots; "
+                f"the KV cache holds {num_slots} "
+                f"({config.num_kvcache_blocks} blocks of {config.kvcache_block_size})"
+            )
+        return max_tokens
+
+    def add(
+        self, prompt_token_ids: list[int], params: SamplingParams, *, salt: str | None = None
+    ) -> tuple[Sequence, ...]:
+        """Queue a request; returns its `params.n` sequences in order of sample.
+
+        Different salts never share blocks (PFX-14). ValueError if it can never run (SCH-7).
+        """
+        max_tokens = self.validate(len(prompt_token_ids), params)
+        first_id = self._next_seq_id
+        if not self.config.enable_prefix_caching:
+            # Nobody else has this salt, but the samples of one request still share their prompt.
+            salt = f"request-{first_id}"
+        if params.seed is None:
+            params = replace(params, seed=self._seeds.getrandbits(63))
+        samples = tuple(
+            Sequence(
+                first_id + i,
+                prompt_token_ids,
+                params.derive(i),
+                block_size=self.config.kvcache_block_size,
+                max_tokens=max_tokens,
+                cacheable=self.config.enable_prefix_caching or params.n > 1,
+                salt=salt,
+            )
+            for i in range(params.n)
+        )
+        self._next_seq_id += params.n
+        self._live.update((seq.seq_id, seq) for seq in samples)
+        self.waiting.append(samples[0])
+        if params.n > 1:
+            self.followers[first_id] = list(samples[1:])
+        self.stats.num_requests += 1
+        return samples
+
+    def abort(self, seq_id: int) -> bool:
+        """End a live sequence; False if it is unknown or has ended (SCH-13).
+
+        One that is part of a step in flight ends when that step is committed.
+        """
+        seq = self._live.get(seq_id)
+        if seq is None or seq.abort_requested:
+            return False
+        if self._in_flight and any(row.seq is seq for row in self._in_flight.rows):
+            seq.abort_requested = True
+        else:
+            self._finish(seq, FinishReason.ABORT)
+        return True
+
+    def is_finished(self) -> bool:
+        return not self._live
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._live) - len(self.running)
+
+    # ---- the plan --------------------------------------------------------------------------
+
+    def schedule(self) -> ScheduledStep:
+        """Plan the next step; empty when there is nothing to do or a step is in flight (SCH-5)."""
+        plan = StepBuilder(self.config.max_num_batched_tokens)
+        if self._in_flight is None:
+            self._plan(plan)
+        step = plan.build(self.stats.num_steps)
+        if step.rows:
+            self._in_flight = step
+            self.stats.num_steps += 1
+        return step
+
+    def _plan_mixed(self, plan: StepBuilder) -> None:
+        self._serve(self.running, plan)
+        self._admit(plan)
+
+    def _plan_prefill_first(self, plan: StepBuilder) -> None:
+        """Prompts first, but at most `max_consecutive_prefills` such steps while a decode waits."""
+        decoding = [seq for seq in self.running if seq.num_uncomputed_tokens == 1]
+        if not decoding:
+            self._prefill_streak = 0
+        if self._prefill_streak < self.config.max_consecutive_prefills:
+            self._serve([seq for seq in self.running if seq.num_uncomputed_tokens > 1], plan)
+            self._admit(plan)
+        if plan.rows:
+            self._prefill_streak += 1
+        else:
+            self._prefill_streak = 0
+            self._serve(decoding, plan)
+
+    def _serve(self, seqs: Seq[Sequence], plan: StepBuilder) -> None:
+        """Continue `seqs`, oldest first: a token each for decodes, chunks into what they leave."""
+        decodes_left = sum(seq.num_uncomputed_tokens == 1 for seq in seqs)
+        for seq in tuple(seqs):
+            if seq.status is not SequenceStatus.RUNNING:
+                continue  # preempted by an older one a moment ago
+            if seq.num_uncomputed_tokens == 1:
+                decodes_left -= 1
+            count = min(seq.num_uncomputed_tokens, plan.budget - decodes_left)
+            if count > 0 and self._make_room(seq, seq.num_computed_tokens + count, plan):
+                plan.add(seq, count)
+
+    def _make_room(self, seq: Sequence, num_tokens: int, plan: StepBuilder) -> bool:
+        """Grow the table of `seq`, preempting the newest while blocks are short (SCH-8).
+
+        Rows are planned oldest first, so the newest never has a row in this plan yet. It may be
+        `seq` itself; then False. The oldest alone always has room: `validate` saw to that.
+        """
+        while not self.block_manager.can_append(seq, num_tokens):
+            victim = self.running[-1]
+            self._preempt(victim)
+            plan.preempted.append(victim)
+            if victim is seq:
+                return False
+        self.block_manager.may_append(seq, num_tokens)
+        return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        self.running.remove(seq)
+        self.block_manager.deallocate(seq)
+        seq.num_computed_tokens = 0
+        seq.status = SequenceStatus.WAITING
+        insort(self.waiting, seq, key=by_arrival)
+        self.stats.num_preemptions += 1
+
+    def _admit(self, plan: StepBuilder) -> None:
+        """First come, first served, while there are seats, budget and blocks for all known tokens.
+
+        The blocks beyond the first chunk are not reserved: a chunk is cut only where it exhausts
+        the budget, so nobody else is admitted before it is complete.
+        """
+        while (
+            self.waiting
+            and not plan.preempted
+            and plan.budget
+            and len(self.running) < self.config.max_num_seqs
+        ):
+            seq = self.waiting[0]
+            hits = self.block_manager.lookup(seq)
+            if not self.block_manager.can_allocate(hits, seq.num_tokens):
+                return
+            num_cached = len(hits) * self.config.kvcache_block_size
+            count = min(seq.num_tokens - num_cached, plan.budget)
+            self.block_manager.allocate(seq, hits, num_cached + count)
+            self._start(seq, num_cached)
+            plan.add(seq, count)
+
+    def _start(self, seq: Sequence, num_cached: int) -> None:
+        self.waiting.pop(0)
+        insort(self.running, seq, key=by_arrival)
+        seq.status = SequenceStatus.RUNNING
+        seq.num_computed_tokens = num_cached
+        if seq.num_cached_tokens is None:
+            seq.num_cached_tokens = num_cached
+            self.stats.num_lookup_tokens += seq.num_tokens
+            self.stats.num_cached_tokens += num_cached
+
+    # ---- its outcome -----------------------------------------------------------------------
+
+    def commit(
+        self,
+        step: ScheduledStep,
+        token_ids: Mapping[int, int],
+        *,
+        failed: Mapping[int, str] | None = None,
+        stopped: Collection[int] = (),
+    ) -> list[Sequence]:
+        """Apply an executed step; returns the sequences that ended, in row order.
+
+        Args:
+            step: what `schedule` returned last.
+            token_ids: `{seq_id: sampled token}` for every row with `samples`.
+            failed: `{seq_id: cause}`; these end with reason `error` and publish nothing (SMP-5).
+            stopped: seq_ids whose text completed a stop string with this token (SCH-12c).
+        """
+        self._land(step)
+        failed = failed or {}
+        ended: list[Sequence] = []
+        for row in step.rows:
+            seq = row.seq
+            if seq.abort_requested:
+                ended += self._finish(seq, FinishReason.ABORT)
+            elif seq.seq_id in failed:
+                ended += self._finish(seq, FinishReason.ERROR, failed[seq.seq_id])
+            else:
+                self._advance(row)
+                if row.samples:
+                    reason = self._append(seq, token_ids[seq.seq_id], seq.seq_id in stopped)
+                    ended += self._finish(seq, reason) if reason else []
+        return ended
+
+    def fail_step(self, step: ScheduledStep, cause: str) -> list[Sequence]:
+        """The step raised: its sequences end with reason `error`, all others go on (SCH-15)."""
+        self._land(step)
+        ended: list[Sequence] = []
+        for row in step.rows:
+            ended += self._finish(row.seq, FinishReason.ERROR, cause)
+        return ended
+
+    def _land(self, step: ScheduledStep) -> None:
+        if step is not self._in_flight:
+            raise ValueError(f"step {step.step_id} is not the one in flight")
+        self._in_flight = None
+
+    def _advance(self, row: ScheduledRow) -> None:
+        row.seq.num_computed_tokens = row.end
+        self.block_manager.publish(row.seq, row.start, row.end)
+        self.stats.num_computed_tokens += row.count
+
+    def _append(self, seq: Sequence, token_id: int, stopped: bool) -> FinishReason | None:
+        """Append a sampled token; the reason if it is the last one, `stop` before `length`."""
+        for follower in self.followers.pop(seq.seq_id, ()):
+            insort(self.waiting, follower, key=by_arrival)
+        seq.append_token(token_id)
+        if stopped or self._is_stop_token(seq, token_id):
+            return FinishReason.STOP
+        if seq.num_completion_tokens == seq.max_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def _is_stop_token(self, seq: Sequence, token_id: int) -> bool:
+        params = seq.params
+        if seq.num_completion_tokens <= params.min_tokens:
+            return False
+        is_eos = token_id in self.config.eos_token_ids and not params.ignore_eos
+        return is_eos or token_id in params.stop_token_ids
+
+    def _finish(
+        self, seq: Sequence, reason: FinishReason, error: str | None = None
+    ) -> list[Sequence]:
+        """End `seq`, and the followers that cannot go on without the prompt it was to compute."""
+        if seq.status is SequenceStatus.RUNNING:
+            self.running.remove(seq)
+            self.block_manager.deallocate(seq)
+        else:
+            self._leave_queue(seq)
+        seq.status = SequenceStatus.FINISHED
+        seq.finish_reason = reason
+        seq.error = error
+        del self._live[seq.seq_id]
+        ended = [seq]
+        for follower in tuple(self.followers.get(seq.seq_id, ())):
+            ended += self._finish(follower, reason, error)
+        return ended
+
+    def _leave_queue(self, seq: Sequence) -> None:
+        if seq in self.waiting:
+            self.waiting.remove(seq)
+            return
+        leader_id = next(k for k, followers in self.followers.items() if seq in followers)
+        self.followers[leader_id].remove(seq)
+        if not self.followers[leader_id]:
+            del self.followers[leader_id]

@@ -1,0 +1,82 @@
+"""The plan of one forward pass: what the scheduler decides and the model runner executes."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from nanovllm.engine.sequence import Sequence
+
+
+class StepKind(StrEnum):
+    IDLE = "idle"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRow:
+    """Compute the positions `[start, start + count)` of `seq`.
+
+    `block_table` is a snapshot that covers exactly these positions (BLK-4).
+    """
+
+    seq: Sequence
+    start: int
+    count: int
+    block_table: array[int]
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+    @property
+    def samples(self) -> bool:
+        """Whether the row reaches the last known token, so that the next one is sampled."""
+        return self.end == self.seq.num_tokens
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether it computes just one sampled token."""
+        return self.count == 1 and self.start >= self.seq.num_prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledStep:
+    """Rows of one forward pass, at most one per sequence (SCH-4); immutable once returned."""
+
+    step_id: int
+    rows: tuple[ScheduledRow, ...] = ()
+    preempted: tuple[Sequence, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.count for row in self.rows)
+
+    @property
+    def kind(self) -> StepKind:
+        kinds = {row.is_decode for row in self.rows}
+        if not kinds:
+            return StepKind.IDLE
+        if len(kinds) == 2:
+            return StepKind.MIXED
+        return StepKind.DECODE if kinds.pop() else StepKind.PREFILL
+
+
+@dataclass(slots=True)
+class StepBuilder:
+    """A plan in the making: rows so far and the token budget that is left (SCH-2)."""
+
+    budget: int
+    rows: list[ScheduledRow] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+
+    def add(self, seq: Sequence, count: int) -> None:
+        assert 1 <= count <= self.budget, f"{count} tokens into a budget of {self.budget}"
+        self.budget -= count
+        self.rows.append(ScheduledRow(seq, seq.num_computed_tokens, count, seq.block_table[:]))
+
+    def build(self, step_id: int) -> ScheduledStep:
+        return ScheduledStep(step_id, tuple(self.rows), tuple(self.preempted))

@@ -1,0 +1,195 @@
+"""The public class: whole jobs on top of the engine's steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+
+from tqdm.auto import tqdm
+
+from nanovllm.engine.llm_engine import LLMEngine, Prompt
+from nanovllm.engine.request import Request, Sample
+from nanovllm.outputs import RequestOutput, StreamChunk
+from nanovllm.sampling_params import SamplingParams
+
+Prompts = Prompt | Sequence[Prompt]
+Message = dict[str, str]
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM(LLMEngine):
+    """Offline generation, chat and streaming; see `LLMEngine` for its arguments.
+
+    >>> from nanovllm import LLM, SamplingParams
+    >>> with LLM() as llm:
+    ...     outputs = llm.generate("In the beginning", SamplingParams(temperature=0))
+    """
+
+    def generate(
+        self, prompts: Prompts, sampling_params: Params = None, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
+        """Complete one prompt or many, each text or token ids; results in input order (API-1..2).
+
+        All prompts are validated first; if any is bad, a ValueError names every bad index and
+        nothing is added (API-6). Requests that others added run along, and stay theirs (API-4).
+        """
+        with self._claim(_as_list(prompts), sampling_params) as requests:
+            progress = _Progress(len(requests), self, disable=not use_tqdm)
+            with progress:
+                while not all(request.is_finished for request in requests):
+                    progress.step(requests)
+            return [request.output() for request in requests]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many, each a list of `{"role": ..., "content": ...}`."""
+        one = bool(messages) and isinstance(messages[0], dict)
+        conversations = [messages] if one else messages
+        prompts = [self.apply_chat_template(conversation) for conversation in conversations]  # type: ignore[arg-type]
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def apply_chat_template(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation that the model is to answer next."""
+        tokenizer = self._require_tokenizer("a chat")
+        text = tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=True
+        )
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    def stream(self, prompts: Prompts, sampling_params: Params = None) -> Iterator[StreamChunk]:
+        """Complete prompts piece by piece, as they are generated.
+
+        A sample's pieces concatenate to its final text, and its last piece has the finish reason.
+        Closing the iterator aborts what is not finished. Prompts are validated at once.
+        """
+        prompt_list = _as_list(prompts)
+        self._validate_all(prompt_list, sampling_params)
+        return self._stream(prompt_list, sampling_params)
+
+    def _stream(self, prompts: list[Prompt], sampling_params: Params) -> Iterator[StreamChunk]:
+        with self._claim(prompts, sampling_params) as requests:
+            tails = [
+                _Tail(i, j, sample)
+                for i, request in enumerate(requests)
+                for j, sample in enumerate(request.samples)
+            ]
+            while tails:
+                self._check_open()
+                self._advance()
+                for tail in tails:
+                    yield from tail.take()
+                tails = [tail for tail in tails if not tail.done]
+
+    def _validate_all(
+        self, prompts: list[Prompt], sampling_params: Params
+    ) -> list[tuple[Prompt, list[int], SamplingParams]]:
+        """Prompt, token ids and parameters of each; one ValueError for all that is wrong."""
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            params = [sampling_params or SamplingParams()] * len(prompts)
+        else:
+            params = list(sampling_params)
+        if len(params) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts but {len(params)} sampling_params")
+        jobs, problems = [], []
+        for i, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+            try:
+                jobs.append((prompt, self.validate(prompt, param), param))
+            except (ValueError, TypeError) as error:
+                problems.append(f"prompt {i}: {error}")
+        if problems:
+            raise ValueError("nothing was added:\n  " + "\n  ".join(problems))
+        return jobs
+
+    @contextmanager
+    def _claim(self, prompts: list[Prompt], sampling_params: Params) -> Iterator[list[Request]]:
+        """Add requests that are this caller's alone, and leave none behind, however it ends."""
+        requests = []
+        for prompt, token_ids, params in self._validate_all(prompts, sampling_params):
+            text = prompt if isinstance(prompt, str) else None
+            request = self._enqueue(text, token_ids, params, None)
+            request.claimed = True
+            requests.append(request)
+        try:
+            yield requests
+        finally:
+            if not self._closed:
+                for request in requests:
+                    self.abort_request(request.request_id)
+                    self._finished.pop(request.request_id, None)
+
+
+class _Tail:
+    """What of one sample has not been streamed yet."""
+
+    def __init__(self, prompt_index: int, sample_index: int, sample: Sample) -> None:
+        self.index = (prompt_index, sample_index)
+        self.sample = sample
+        self.num_chars = 0
+        self.num_tokens = 0
+        self.done = False
+
+    def take(self) -> Iterator[StreamChunk]:
+        seq, text = self.sample.seq, self.sample.text
+        self.done = seq.is_finished
+        if len(text) == self.num_chars and not self.done and self.sample.detokenizer:
+            return
+        token_ids = seq.token_ids[seq.num_prompt_tokens + self.num_tokens :]
+        if token_ids or self.done:
+            yield StreamChunk(
+                *self.index,
+                text[self.num_chars :],
+                token_ids,
+                seq.finish_reason.value if seq.finish_reason else None,
+                seq.error,
+            )
+        self.num_chars = len(text)
+        self.num_tokens += len(token_ids)
+
+
+class _Progress:
+    """A bar over requests, with tokens/s of prefill and decode and the share of prefix hits."""
+
+    def __init__(self, num_requests: int, engine: LLM, disable: bool) -> None:
+        self.engine = engine
+        self.bar = tqdm(total=num_requests, desc="Generating", unit="req", disable=disable)
+        self.seconds = {"prefill": 0.0, "decode": 0.0}
+        self.tokens = {"prefill": 0, "decode": 0}
+
+    def __enter__(self) -> None:
+        self.bar.__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        self.bar.__exit__(*exc)
+
+    def step(self, requests: list[Request]) -> None:
+        self.engine._check_open()
+        begin = perf_counter()
+        step = self.engine._advance()
+        # A mixed step counts as prefill: the chunk is what takes its time.
+        phase = "decode" if step.kind.value == "decode" else "prefill"
+        self.seconds[phase] += perf_counter() - begin
+        self.tokens[phase] += step.num_tokens
+        self.bar.set_postfix_str(
+            f"prefill {self._rate('prefill')} tok/s, decode {self._rate('decode')} tok/s, "
+            f"prefix hits {self.engine.stats().prefix_hit_share:.0%}",
+            refresh=False,
+        )
+        self.bar.update(sum(request.is_finished for request in requests) - self.bar.n)
+
+    def _rate(self, phase: str) -> int:
+        return round(self.tokens[phase] / self.seconds[phase]) if self.tokens[phase] else 0
+
+
+def _as_list(prompts: Prompts) -> list[Prompt]:
+    """A text or one list of token ids is one prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if items and not isinstance(items[0], str | Sequence):
+        return [items]  # type: ignore[list-item]
+    return items  # type: ignore[return-value]
