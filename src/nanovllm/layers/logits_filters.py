@@ -32,14 +32,14 @@ def filter_logits_(
             z[rows] = keep(z[rows], limits[asks])
 
 
-def keep_top_k(z: torch.Tensor, k: npt.NDArray[np.int64]) -> torch.Tensor:
+def keep_top_k(z: torch.Tensor, k: npt.NDArray[Any]) -> torch.Tensor:
     """Keeps the k largest and every tie of the k-th, `1 <= k <= V`."""
     largest = z.topk(int(k.max()), dim=-1).values
     kth = largest.gather(-1, _column(k, z) - 1)
     return z.masked_fill(z < kth, -torch.inf)
 
 
-def keep_top_p(z: torch.Tensor, p: npt.NDArray[np.float64]) -> torch.Tensor:
+def keep_top_p(z: torch.Tensor, p: npt.NDArray[Any]) -> torch.Tensor:
     """Keeps the smallest set whose probability reaches p, among ties the lowest ids."""
     ordered, index = z.sort(dim=-1, descending=True, stable=True)
     mass = ordered.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
@@ -48,7 +48,7 @@ def keep_top_p(z: torch.Tensor, p: npt.NDArray[np.float64]) -> torch.Tensor:
     return torch.empty_like(z).scatter_(-1, index, kept)
 
 
-def keep_min_p(z: torch.Tensor, p: npt.NDArray[np.float64]) -> torch.Tensor:
+def keep_min_p(z: torch.Tensor, p: npt.NDArray[Any]) -> torch.Tensor:
     """Keeps tokens at least p times as probable as the best, `0 < p <= 1`."""
     threshold = z.amax(dim=-1, keepdim=True) + _column(np.log(p).astype(np.float32), z)
     return z.masked_fill(z < threshold, -torch.inf)
