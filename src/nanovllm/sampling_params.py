@@ -118,6 +118,13 @@ class SamplingParams:
             seed = int.from_bytes(digest.digest(), "little")
         return replace(self, n=1, seed=seed)
 
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the tokens so far change the logits (SMP-7)."""
+        return bool(
+            self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty
+        )
+
     def end_token_ids(self, eos_token_ids: Iterable[int]) -> frozenset[int]:
         """Ids that end this request: the stop ids, and the model's eos ids unless ignored."""
         return frozenset(self.stop_token_ids).union(() if self.ignore_eos else eos_token_ids)

@@ -135,18 +135,17 @@ class ModelRunner:
 
 def sampling_row(seq: Sequence, eos_token_ids: frozenset[int]) -> RowSampling:
     """What the sampler needs for the next token of `seq`; histories only if penalties use them."""
-    params = seq.params
+    params, position = seq.params, len(seq.token_ids)
     assert params.seed is not None, "the scheduler gives every sequence a seed"
-    penalised = (
-        params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
-    )
-    below_min = seq.num_completion_tokens < params.min_tokens
+    below_min = params.min_tokens and seq.num_completion_tokens < params.min_tokens
+    if not below_min and not params.has_penalties:
+        return RowSampling(params, params.seed, position)
     return RowSampling(
         params,
         params.seed,
-        seq.num_tokens,
-        prompt_token_ids=seq.prompt_token_ids if penalised else (),
-        output_token_ids=seq.completion_token_ids if penalised else (),
+        position,
+        prompt_token_ids=seq.prompt_token_ids if params.has_penalties else (),
+        output_token_ids=seq.completion_token_ids if params.has_penalties else (),
         banned_token_ids=params.end_token_ids(eos_token_ids) if below_min else (),
     )
 

@@ -192,10 +192,12 @@ class Scheduler:
         for seq in tuple(seqs):
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # preempted by an older one a moment ago
-            if seq.num_uncomputed_tokens == 1:
+            count = seq.num_uncomputed_tokens
+            if count == 1:
                 decodes_left -= 1
-            count = min(seq.num_uncomputed_tokens, plan.budget - decodes_left)
-            if count > 0 and self._make_room(seq, seq.num_computed_tokens + count, plan):
+            elif count > plan.budget - decodes_left:
+                count = plan.budget - decodes_left
+            if count and self._make_room(seq, seq.num_computed_tokens + count, plan):
                 plan.add(seq, count)
 
     def _make_room(self, seq: Sequence, num_tokens: int, plan: StepBuilder) -> bool:
@@ -204,13 +206,16 @@ class Scheduler:
         Rows are planned oldest first, so the newest never has a row in this plan yet. It may be
         `seq` itself; then False. The oldest alone always has room: `validate` saw to that.
         """
-        while not self.block_manager.can_append(seq, num_tokens):
+        blocks = self.block_manager
+        if num_tokens <= len(seq.block_table) * blocks.block_size:
+            return True
+        while not blocks.can_append(seq, num_tokens):
             victim = self.running[-1]
             self._preempt(victim)
             plan.preempted.append(victim)
             if victim is seq:
                 return False
-        self.block_manager.may_append(seq, num_tokens)
+        blocks.may_append(seq, num_tokens)
         return True
 
     def _preempt(self, seq: Sequence) -> None:

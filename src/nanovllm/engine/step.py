@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from nanovllm.engine.sequence import Sequence
 
@@ -16,8 +17,7 @@ class StepKind(StrEnum):
     MIXED = "mixed"
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRow:
+class ScheduledRow(NamedTuple):
     """Compute the positions `[start, start + count)` of `seq`.
 
     `block_table` is a snapshot that covers exactly these positions (BLK-4).
@@ -25,7 +25,7 @@ class ScheduledRow:
 
     seq: Sequence
     start: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs of a row
     block_table: array[int]
 
     @property
@@ -35,7 +35,7 @@ class ScheduledRow:
     @property
     def samples(self) -> bool:
         """Whether the row reaches the last known token, so that the next one is sampled."""
-        return self.end == self.seq.num_tokens
+        return self.start + self.count == len(self.seq.token_ids)
 
     @property
     def is_decode(self) -> bool:

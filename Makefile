@@ -1,0 +1,60 @@
+# `make demo` and `make test` set up everything they need in .venv and run; `make help` lists all.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test unit property equality perf gate deep lint format gpu clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(READY)  ## create .venv and install the package with its test tools
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "nanovllm needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint]'
+	@touch $@
+
+demo: $(READY)  ## run the engine on the embedded model
+	$(BIN)/nanovllm info
+	$(BIN)/nanovllm generate "In the beginning" --max-tokens 120 --temperature 0.7 --seed 1
+
+test: lint unit property equality perf gate  ## everything that needs no GPU
+
+unit: $(READY)  ## components; under a minute
+	$(PYTEST) -m unit
+
+property: $(READY)  ## generated tests of the scheduler and the blocks
+	$(PYTEST) -m property
+
+equality: $(READY)  ## token for token against HF transformers
+	$(PYTEST) -m equality
+
+perf: $(READY)  ## speed, as ratios within one run
+	$(PYTEST) -m perf -p no:randomly
+
+gate: $(READY)  ## regression gate: benchmarks of BASE and of this tree, interleaved
+	$(BIN)/python scripts/perf_gate.py
+
+deep: $(READY)  ## hours: many more examples and the full product of equality conditions
+	NANOVLLM_PROFILE=deep $(PYTEST) -m "unit or property or equality"
+
+gpu: $(READY)  ## needs a CUDA device
+	$(PYTEST) -m gpu --require gpu
+
+lint: $(READY)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)  ## apply ruff's fixes and formatting
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
