@@ -1,0 +1,179 @@
+"""The models under test, each with its oracle, its measured error and HF's outputs."""
+
+import random
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from hf_oracle import HFOracle
+from rule_r1 import RuleR1
+from tiny_models import make_checkpoint
+
+from nanovllm import LLM, SamplingParams
+from nanovllm.config import EMBEDDED_MODEL
+from nanovllm.engine.model_input import prepare_model_input
+from nanovllm.engine.model_runner import ModelRunner
+from nanovllm.engine.sequence import Sequence
+from nanovllm.engine.step import StepBuilder
+
+MAX_TOKENS = 64
+GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
+
+# GQA ratio 1, 2, 4 by head_dim 16, 32, 64; the other traits vary along.
+SHAPES: dict[str, dict] = {
+    "gqa1-dim16": {"num_key_value_heads": 4, "head_dim": 16},
+    "gqa1-dim32-untied-bias": {
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+        "tie_word_embeddings": False,
+        "attention_bias": True,
+    },
+    "gqa1-dim64-odd": {"num_key_value_heads": 4, "head_dim": 64, "vocab_size": 301},
+    "gqa2-dim16-untied-odd": {
+        "head_dim": 16,
+        "tie_word_embeddings": False,
+        "vocab_size": 301,
+    },
+    "gqa2-dim32-bias-odd": {"head_dim": 32, "attention_bias": True, "vocab_size": 301},
+    "gqa2-dim64": {"head_dim": 64},
+    "gqa4-dim16-bias": {"num_key_value_heads": 1, "head_dim": 16, "attention_bias": True},
+    "gqa4-dim32": {"num_key_value_heads": 1, "head_dim": 32},
+    "gqa4-dim64-untied-bias-odd": {
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+        "tie_word_embeddings": False,
+        "attention_bias": True,
+        "vocab_size": 301,
+    },
+}
+EMBEDDED = "embedded"
+MODELS = (EMBEDDED, *SHAPES)
+CI_MODELS = (
+    EMBEDDED,
+    "gqa1-dim16",
+    "gqa2-dim32-bias-odd",
+    "gqa4-dim64-untied-bias-odd",
+)
+
+# Around multiples of the block sizes. The first is the only one that fills a block of 256.
+PROMPT_LENGTHS = (
+    *(257, 1, 2, 48, 100, 150, 199, 200),
+    *(multiple + i for multiple in (4, 8, 16, 32, 64, 128) for i in (-1, 0, 1)),
+)
+# (length, tokens that it shares with the first prompt): twins of it and of its beginnings.
+SHARED_PREFIXES = ((200, 200), (70, 40), (50, 48), (40, 17), (33, 33), (12, 4))
+
+
+def random_prompts(vocab_size: int) -> list[list[int]]:
+    """32 prompts of 1-257 tokens, some with a common beginning."""
+    rng = random.Random(vocab_size)
+
+    def draw(count: int) -> list[int]:
+        return [rng.randrange(vocab_size) for _ in range(count)]
+
+    prompts = [draw(length) for length in PROMPT_LENGTHS]
+    return prompts + [prompts[0][:n] + draw(length - n) for length, n in SHARED_PREFIXES]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One model; what is expensive is computed once, on first use."""
+
+    name: str
+    path: Path
+
+    @cached_property
+    def oracle(self) -> HFOracle:
+        return HFOracle(self.path)
+
+    @cached_property
+    def prompts(self) -> list[list[int]]:
+        return random_prompts(self.oracle.model.config.vocab_size)
+
+    @cached_property
+    def reference(self) -> list[list[int]]:
+        """HF's greedy outputs."""
+        return self.oracle.greedy(self.prompts, MAX_TOKENS)
+
+    @cached_property
+    def plain(self) -> list[list[int]]:
+        """Our outputs with all options at their defaults."""
+        with LLM(self.path, skip_tokenizer=True) as llm:
+            return greedy(llm, self.prompts)
+
+    @cached_property
+    def errors(self) -> dict[int, float]:
+        """Largest teacher-forced error of our logits, by tokens computed per step."""
+        texts = [p + r for p, r in zip(self.prompts, self.reference, strict=True)][::4]
+        theirs = [self.oracle.logits(text) for text in texts]
+        return {count: self._error(texts, theirs, count) for count in (1, 7, 1000)}
+
+    def _error(
+        self, texts: list[list[int]], theirs: list[torch.Tensor], tokens_per_step: int
+    ) -> float:
+        with LLM(self.path, skip_tokenizer=True, num_kvcache_blocks=256) as llm:
+            ours = teacher_forced(llm.model_runner, texts, tokens_per_step)
+        return max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
+
+    @cached_property
+    def decided(self) -> float:
+        """Share of the reference's positions whose two largest logits R1 tells apart."""
+        gaps = []
+        for prompt, output in zip(self.prompts, self.reference, strict=True):
+            logits = self.oracle.logits(prompt + output[:-1])[len(prompt) - 1 :]
+            best = logits.topk(2).values
+            gaps.append(best[:, 0] - best[:, 1])
+        return (torch.cat(gaps) > self.rule.tolerance).float().mean().item()
+
+    @cached_property
+    def rule(self) -> RuleR1:
+        return RuleR1(lambda ids: self.oracle.logits(ids)[-1], max(self.errors.values()))
+
+
+def greedy(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
+    """`MAX_TOKENS` greedy tokens of each prompt."""
+    return [output.token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
+
+
+def teacher_forced(
+    runner: ModelRunner, texts: list[list[int]], tokens_per_step: int
+) -> list[torch.Tensor]:
+    """Our logits after every token of given texts, computed together: [T, vocab_size] of each.
+
+    Every step computes up to `tokens_per_step` positions of each text: 1 is decoding. The blocks
+    of the texts lie scattered over the pool.
+    """
+    blocks = torch.randperm(runner.num_blocks, generator=torch.Generator().manual_seed(0)).tolist()
+    seqs = []
+    for i, text in enumerate(texts):
+        seq = Sequence(i, text, GREEDY, block_size=runner.block_size, max_tokens=1)
+        seq.block_table.extend(blocks.pop() for _ in range(seq.num_blocks))
+        seqs.append(seq)
+    logits: list[list[torch.Tensor]] = [[] for _ in texts]
+    while unfinished := [seq for seq in seqs if seq.num_uncomputed_tokens]:
+        plan = StepBuilder(sum(map(len, texts)))
+        for seq in unfinished:
+            plan.add(seq, min(tokens_per_step, seq.num_uncomputed_tokens))
+        step = plan.build(0)
+        inputs = prepare_model_input(step, runner.block_size)
+        every = replace(inputs, last_tokens=np.arange(step.num_tokens))
+        parts = runner.compute_logits(every).split([row.count for row in step.rows])
+        for row, part in zip(step.rows, parts, strict=True):
+            logits[row.seq.seq_id].append(part)
+            row.seq.num_computed_tokens = row.end
+    return [torch.cat(parts) for parts in logits]
+
+
+class Subjects:
+    """All models, made under `directory` when they are asked for."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.get = lru_cache(self._make)
+
+    def _make(self, name: str) -> Subject:
+        if name == EMBEDDED:
+            return Subject(name, EMBEDDED_MODEL)
+        return Subject(name, make_checkpoint(self.directory / name, seed=1, **SHAPES[name]))
