@@ -176,4 +176,5 @@ class Subjects:
     def _make(self, name: str) -> Subject:
         if name == EMBEDDED:
             return Subject(name, EMBEDDED_MODEL)
-        return Subject(name, make_checkpoint(self.directory / name, seed=1, **SHAPES[name]))
+        path = make_checkpoint(self.directory / name, seed=1, tokenizer=True, **SHAPES[name])
+        return Subject(name, path)
