@@ -1,0 +1,55 @@
+"""The command line. Errors go to stderr; `ExitCode` lists the exit codes."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from nanovllm.cli.chat import chat
+from nanovllm.cli.generate import generate
+from nanovllm.cli.info import info
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"nanovllm {version('nanovllm')}")
+        raise typer.Exit
+
+
+def _root(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", is_eager=True, callback=_print_version),
+    ] = False,
+) -> None:
+    """An inference engine for language models, small enough to read.
+
+    It comes with a tiny model, so this works at once:
+
+      nanovllm generate "In the beginning"
+      nanovllm chat
+      nanovllm info
+
+    Any Qwen3 checkpoint in a local directory runs with --model DIR.
+    """
+
+
+def build_app() -> typer.Typer:
+    app = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for command in (generate, chat, info):
+        app.command()(command)
+    return app
+
+
+def main() -> None:
+    """Entry point of the `nanovllm` command."""
+    build_app()(prog_name="nanovllm")
