@@ -1,8 +1,13 @@
 """Shared test set-up: every test carries the marker of the folder it lives in."""
 
+import os
 from pathlib import Path
 
 import pytest
+
+# Tiny tensors gain nothing from threads, and on a busy machine threads that wait for each other
+# cost minutes. Torch reads this when it is first imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SUITES = ("unit", "property", "gpu", "perf", "equality")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
+from jinja2 import TemplateError
 from tqdm.auto import tqdm
 
 from nanovllm.engine.llm_engine import LLMEngine, Prompt
@@ -54,14 +55,20 @@ class LLM(LLMEngine):
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def apply_chat_template(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a conversation that the model is to answer next."""
+        """Token ids of a conversation that the model is to answer next; ValueError for one that
+        the model's chat template cannot render."""
         tokenizer = self._require_tokenizer("a chat")
-        text = tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True
-        )
+        try:
+            text = tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            raise ValueError(f"the chat template refuses this conversation: {error}") from error
         return tokenizer.encode(text, add_special_tokens=False)
 
-    def stream(self, prompts: Prompts, sampling_params: Params = None) -> Iterator[StreamChunk]:
+    def stream(
+        self, prompts: Prompts, sampling_params: Params = None
+    ) -> Generator[StreamChunk, None, None]:
         """Complete prompts piece by piece, as they are generated.
 
         A sample's pieces concatenate to its final text, and its last piece has the finish reason.
@@ -71,7 +78,9 @@ class LLM(LLMEngine):
         self._validate_all(prompt_list, sampling_params)
         return self._stream(prompt_list, sampling_params)
 
-    def _stream(self, prompts: list[Prompt], sampling_params: Params) -> Iterator[StreamChunk]:
+    def _stream(
+        self, prompts: list[Prompt], sampling_params: Params
+    ) -> Generator[StreamChunk, None, None]:
         with self._claim(prompts, sampling_params) as requests:
             tails = [
                 _Tail(i, j, sample)

@@ -32,8 +32,13 @@ _REALS = {
     "presence_penalty": _Range(-2.0, 2.0),
     "frequency_penalty": _Range(-2.0, 2.0),
 }
-_INTEGERS = {"top_k": _Range(-1), "n": _Range(1), "min_tokens": _Range(0)}
-_OPTIONAL_INTEGERS = {"seed": _Range(0, 2**SEED_BITS - 1), "logprobs": _Range(0)}
+_MAX_COUNT = 2**31 - 1
+_INTEGERS = {
+    "top_k": _Range(-1, _MAX_COUNT),
+    "n": _Range(1, 2**14),
+    "min_tokens": _Range(0, _MAX_COUNT),
+}
+_OPTIONAL_INTEGERS = {"seed": _Range(0, 2**SEED_BITS - 1), "logprobs": _Range(0, _MAX_COUNT)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -36,6 +37,11 @@ class LLMEngine:
 
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         config = Config.from_options(model, options)
+        if config.tensor_parallel_size > 1:
+            raise ValueError(
+                f"tensor_parallel_size={config.tensor_parallel_size}: the layers shard, but this "
+                "version starts no worker processes; use 1"
+            )
         model_config = ModelConfig.from_pretrained(config.model)
         self.tokenizer: Tokenizer | None = None
         if not config.skip_tokenizer:
@@ -75,11 +81,14 @@ class LLMEngine:
         if isinstance(prompt, str):
             return self._require_tokenizer("a prompt of text").encode(prompt)
         token_ids = [operator.index(token_id) for token_id in prompt]
+        self._check_vocabulary("token ids", token_ids)
+        return token_ids
+
+    def _check_vocabulary(self, what: str, token_ids: Iterable[int]) -> None:
         vocab_size = self.model_config.vocab_size
         outside = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
         if outside:
-            raise ValueError(f"token ids {outside[:5]} are outside the vocabulary of {vocab_size}")
-        return token_ids
+            raise ValueError(f"{what} {outside[:5]} are outside the vocabulary of {vocab_size}")
 
     def validate(self, prompt: Prompt, params: SamplingParams) -> list[int]:
         """Token ids of the prompt if the request can run; ValueError or TypeError if not."""
@@ -88,6 +97,7 @@ class LLMEngine:
             raise TypeError(f"sampling_params must be SamplingParams, got {params!r}")
         if params.stop:
             self._require_tokenizer("a stop string")
+        self._check_vocabulary("stop_token_ids", params.stop_token_ids)
         token_ids = self.encode(prompt)
         self.scheduler.validate(len(token_ids), params)
         return token_ids
@@ -134,6 +144,7 @@ class LLMEngine:
 
     def is_finished(self) -> bool:
         """Whether nothing is queued or running, and `step` has no output left to hand over."""
+        self._check_open()
         return self.scheduler.is_finished() and all(r.claimed for r in self._finished.values())
 
     # ---- steps -----------------------------------------------------------------------------

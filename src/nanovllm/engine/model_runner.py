@@ -59,7 +59,8 @@ class ModelRunner:
         self.model = self._load_model()
         self.sampler = Sampler()
         self.num_blocks = config.num_kvcache_blocks or self._num_blocks_in_budget()
-        self.kv_cache = torch.zeros(self._kv_cache_shape(), dtype=self.dtype, device=self.device)
+        # Not zeroed: no slot is read before it is written (KV-3), and unused pages cost nothing.
+        self.kv_cache = torch.empty(self._kv_cache_shape(), dtype=self.dtype, device=self.device)
 
     def _load_model(self) -> Qwen3ForCausalLM:
         previous = torch.get_default_dtype()
