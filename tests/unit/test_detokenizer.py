@@ -311,3 +311,14 @@ def test_spaces_and_byte_runs_of_a_sentencepiece_decoder(token_ids: list[int]) -
     deltas = stream(Detokenizer(SENTENCEPIECE, SamplingParams()), [*token_ids, _END])
     assert "".join(deltas) == SENTENCEPIECE.decode(token_ids)
     assert "\ufffd" not in "".join(deltas)
+
+
+@pytest.mark.spec("STP-4")
+def test_a_decoder_that_strips_all_leading_space() -> None:
+    class StrippingTokenizer(PieceTokenizer):
+        def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+            return super().decode(token_ids, skip_special_tokens=skip_special_tokens).lstrip()
+
+    tokenizer = StrippingTokenizer(["a", " ", "b"])
+    deltas = stream(Detokenizer(tokenizer, SamplingParams()), [1, 0, 1, 1, 1, 2, 1, 0])
+    assert "".join(deltas) == "a   b a"
