@@ -1,6 +1,7 @@
 """The models under test, each with its oracle, its measured error and HF's outputs."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -17,6 +18,8 @@ from nanovllm.engine.model_input import prepare_model_input
 from nanovllm.engine.model_runner import ModelRunner
 from nanovllm.engine.sequence import Sequence
 from nanovllm.engine.step import StepBuilder
+from nanovllm.models.model_config import ModelConfig
+from nanovllm.utils.tokenizer import load_tokenizer
 
 MAX_TOKENS = 64
 GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
@@ -65,24 +68,37 @@ PROMPT_LENGTHS = (
 # (length, tokens that it shares with the first prompt): twins of it and of its beginnings.
 SHARED_PREFIXES = ((200, 200), (70, 40), (50, 48), (40, 17), (33, 33), (12, 4))
 
+PASSAGE = Path(__file__).parent / "passage.txt"
 
-def random_prompts(vocab_size: int) -> list[list[int]]:
-    """32 prompts of 1-257 tokens, some with a common beginning."""
-    rng = random.Random(vocab_size)
+Draw = Callable[[int], list[int]]
+
+
+def draw_ids(path: Path, seed: int) -> Draw:
+    """Draws any number of any ids."""
+    vocab_size, rng = ModelConfig.from_pretrained(path).vocab_size, random.Random(seed)
+    return lambda count: [rng.randrange(vocab_size) for _ in range(count)]
+
+
+def draw_english(path: Path, seed: int) -> Draw:
+    """Draws consecutive tokens of a passage, from anywhere in it."""
+    passage, rng = load_tokenizer(path).encode(PASSAGE.read_text()), random.Random(seed)
 
     def draw(count: int) -> list[int]:
-        return [rng.randrange(vocab_size) for _ in range(count)]
+        begin = rng.randrange(len(passage) - count + 1)
+        return passage[begin : begin + count]
 
-    prompts = [draw(length) for length in PROMPT_LENGTHS]
-    return prompts + [prompts[0][:n] + draw(length - n) for length, n in SHARED_PREFIXES]
+    return draw
 
 
 @dataclass(frozen=True)
 class Subject:
     """One model; what is expensive is computed once, on first use."""
 
-    name: str
     path: Path
+
+    def draw(self, seed: int) -> Draw:
+        """A source of prompts: English for the model that reads it."""
+        return (draw_english if self.path == EMBEDDED_MODEL else draw_ids)(self.path, seed)
 
     @cached_property
     def oracle(self) -> HFOracle:
@@ -90,7 +106,11 @@ class Subject:
 
     @cached_property
     def prompts(self) -> list[list[int]]:
-        return random_prompts(self.oracle.model.config.vocab_size)
+        """32 of 1-257 tokens, some with a common beginning."""
+        draw = self.draw(seed=0)
+        prompts = [draw(length) for length in PROMPT_LENGTHS]
+        shared = [prompts[0][:n] + draw(length - n) for length, n in SHARED_PREFIXES]
+        return prompts + shared
 
     @cached_property
     def reference(self) -> list[list[int]]:
@@ -175,6 +195,6 @@ class Subjects:
 
     def _make(self, name: str) -> Subject:
         if name == EMBEDDED:
-            return Subject(name, EMBEDDED_MODEL)
-        path = make_checkpoint(self.directory / name, seed=1, tokenizer=True, **SHAPES[name])
-        return Subject(name, path)
+            return Subject(EMBEDDED_MODEL)
+        directory = self.directory / name
+        return Subject(make_checkpoint(directory, seed=1, tokenizer=True, **SHAPES[name]))

@@ -18,6 +18,7 @@ from nanovllm.engine.model_input import ModelInput
 from nanovllm.engine.model_runner import ModelRunner
 
 BLOCK_SIZE = 16
+NUM_PROMPTS = 48
 REQUIRED_SHARE = 0.9
 
 Tamper = Callable[[ModelInput], ModelInput]
@@ -77,17 +78,6 @@ def tampered(runner: ModelRunner, tamper: Tamper) -> Iterator[None]:
         yield
 
 
-def outputs(subject: Subject, tamper: Tamper) -> tuple[list[list[int]], ...]:
-    """Prompts of at least four blocks, an even number; their outputs, right and tampered with."""
-    prompts = [prompt for prompt in subject.prompts if len(prompt) >= 4 * BLOCK_SIZE]
-    prompts = prompts[: len(prompts) // 2 * 2]
-    options = {"kvcache_block_size": BLOCK_SIZE, "num_kvcache_blocks": 512}
-    with LLM(subject.path, skip_tokenizer=True, enable_prefix_caching=False, **options) as llm:
-        right = greedy(llm, prompts)
-        with tampered(llm.model_runner, tamper):
-            return prompts, right, greedy(llm, prompts)
-
-
 CHANGES: dict[str, Tamper] = {
     "first block dropped": lambda inputs: drop_block(inputs, lambda full: 0),
     "middle block dropped": lambda inputs: drop_block(inputs, lambda full: full // 2),
@@ -97,20 +87,51 @@ CHANGES: dict[str, Tamper] = {
 }
 
 
-@pytest.mark.spec("KV-1", "KV-5")
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("model", CI_MODELS)
-def test_wrong_tables_change_the_outputs(model, change, subjects, figures):
-    _, right, wrong = outputs(subjects.get(model), CHANGES[change])
-    changed = np.mean([a != b for a, b in zip(right, wrong, strict=True)]).item()
-    row = {"model": model, "change": change, "requests": len(right), "outputs changed": changed}
-    figures.setdefault("attention is seen", []).append(row)
-    assert changed >= REQUIRED_SHARE
+@pytest.fixture(params=CI_MODELS)
+def model(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def subject(model, subjects) -> Subject:
+    return subjects.get(model)
+
+
+@pytest.fixture
+def prompts(subject) -> list[list[int]]:
+    """An even number of prompts of three full blocks and a begun one.
+
+    A block must be a fair part of the context. Of 200 tokens of English a trained model may well
+    continue without the first 16: there only the latest blocks change 90 % of the outputs.
+    """
+    draw = subject.draw(seed=1)
+    return [draw(3 * BLOCK_SIZE + 1 + i % BLOCK_SIZE) for i in range(NUM_PROMPTS)]
+
+
+@pytest.fixture
+def llm(subject) -> Iterator[LLM]:
+    options = {"kvcache_block_size": BLOCK_SIZE, "num_kvcache_blocks": 512}
+    with LLM(subject.path, skip_tokenizer=True, enable_prefix_caching=False, **options) as llm:
+        yield llm
 
 
 @pytest.mark.spec("KV-1", "KV-5")
-@pytest.mark.parametrize("model", CI_MODELS)
-def test_the_order_of_full_blocks_does_not_matter(model, subjects):
-    subject = subjects.get(model)
-    prompts, right, permuted = outputs(subject, reverse_full_blocks)
+def test_wrong_tables_change_the_outputs(model, llm, prompts, figures):
+    right = greedy(llm, prompts)
+    shares = {}
+    for change, tamper in CHANGES.items():
+        with tampered(llm.model_runner, tamper):
+            wrong = greedy(llm, prompts)
+        shares[change] = np.mean([a != b for a, b in zip(right, wrong, strict=True)]).item()
+    figures.setdefault("share of outputs that wrong tables change", []).append(
+        {"model": model, **shares}
+    )
+    assert min(shares.values()) >= REQUIRED_SHARE, shares
+
+
+@pytest.mark.spec("KV-1", "KV-5")
+def test_the_order_of_full_blocks_does_not_matter(subject, llm, prompts):
+    right = greedy(llm, prompts)
+    with tampered(llm.model_runner, reverse_full_blocks):
+        permuted = greedy(llm, prompts)
     subject.rule.compare(prompts, permuted, right).require_exercised()
