@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from nanovllm.config import SchedulerConfig
 from nanovllm.engine.block_manager import BlockManager, HashFunction, hash_block
 from nanovllm.engine.sequence import FinishReason, Sequence, SequenceStatus
-from nanovllm.engine.step import ScheduledRow, ScheduledStep, StepBuilder
+from nanovllm.engine.step import ScheduledStep, StepBuilder
 from nanovllm.sampling_params import SamplingParams
 
 
@@ -286,10 +286,15 @@ class Scheduler:
             elif seq.seq_id in failed:
                 ended += self._finish(seq, FinishReason.ERROR, failed[seq.seq_id])
             else:
-                self._advance(row)
-                if row.samples:
-                    reason = self._append(seq, token_ids[seq.seq_id], seq.seq_id in stopped)
-                    ended += self._finish(seq, reason) if reason else []
+                samples = row.samples
+                seq.num_computed_tokens = row.start + row.count
+                self.block_manager.publish(seq, row.start, seq.num_computed_tokens)
+                if not samples:
+                    continue
+                reason = self._append(seq, token_ids[seq.seq_id], seq.seq_id in stopped)
+                if reason:
+                    ended += self._finish(seq, reason)
+        self.stats.num_computed_tokens += step.num_tokens
         return ended
 
     def fail_step(self, step: ScheduledStep, cause: str) -> list[Sequence]:
@@ -305,15 +310,11 @@ class Scheduler:
             raise ValueError(f"step {step.step_id} is not the one in flight")
         self._in_flight = None
 
-    def _advance(self, row: ScheduledRow) -> None:
-        row.seq.num_computed_tokens = row.end
-        self.block_manager.publish(row.seq, row.start, row.end)
-        self.stats.num_computed_tokens += row.count
-
     def _append(self, seq: Sequence, token_id: int, stopped: bool) -> FinishReason | None:
         """Append a sampled token; the reason if it is the last one, `stop` before `length`."""
-        for follower in self.followers.pop(seq.seq_id, ()):
-            insort(self.waiting, follower, key=by_arrival)
+        if seq.seq_id in self.followers:
+            for follower in self.followers.pop(seq.seq_id):
+                insort(self.waiting, follower, key=by_arrival)
         seq.append_token(token_id)
         if stopped or self._is_stop_token(seq, token_id):
             return FinishReason.STOP
@@ -323,10 +324,10 @@ class Scheduler:
 
     def _is_stop_token(self, seq: Sequence, token_id: int) -> bool:
         params = seq.params
-        if seq.num_completion_tokens <= params.min_tokens:
-            return False
         is_eos = token_id in self.config.eos_token_ids and not params.ignore_eos
-        return is_eos or token_id in params.stop_token_ids
+        if not is_eos and token_id not in params.stop_token_ids:
+            return False
+        return seq.num_completion_tokens > params.min_tokens
 
     def _finish(
         self, seq: Sequence, reason: FinishReason, error: str | None = None
