@@ -1,0 +1,154 @@
+"""Regression gate: the benchmarks of a base revision and of this tree, interleaved in one job.
+
+    python scripts/perf_gate.py [--base REV] [--repeats 3]
+
+Each repeat runs `tests/perf/test_gate.py` of both trees, one after the other, timed in CPU seconds
+of the process, which other processes on the machine hardly touch. A benchmark is slower if its
+ratio head / base is beyond the limit in most repeats; the limit is 10 %, or more if a tree differs
+from itself by more than that allows. The gate fails closed: a run that fails, a benchmark that is
+gone, or nothing to compare is red, too. Exit code 0 is green, 1 red.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+BENCHMARKS = "tests/perf/test_gate.py"
+ALLOWED = 0.10
+"""Slowdown that is never red."""
+NOISE_FACTOR = 3.0
+"""Times the variation of a tree against itself, measured over the repeats."""
+
+Times = dict[str, float]
+"""Seconds of the fastest round, by benchmark."""
+
+
+class GateError(Exception):
+    """No verdict can be given, which is red."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One benchmark's comparison; `ratios` are head / base per repeat."""
+
+    name: str
+    ratios: tuple[float, ...]
+    limit: float
+
+    @property
+    def is_slower(self) -> bool:
+        return 2 * sum(ratio > self.limit for ratio in self.ratios) > len(self.ratios)
+
+    def __str__(self) -> str:
+        verdict = "RED  " if self.is_slower else "green"
+        ratios = "  ".join(f"{ratio:.3f}" for ratio in self.ratios)
+        return f"{verdict} {self.name:45} {ratios}  limit {self.limit:.3f}"
+
+
+def variation(runs: list[Times], name: str) -> float:
+    """Mean relative distance of a tree's repeats from their fastest."""
+    seconds = [run[name] for run in runs]
+    return sum(seconds) / len(seconds) / min(seconds) - 1
+
+
+def compare(base: list[Times], head: list[Times]) -> list[Row]:
+    """Rows of all benchmarks of the base; GateError if head lacks one, or there is none."""
+    names = set(base[0]) if base else set()
+    if not names:
+        raise GateError("the base ran no benchmark: there is nothing to compare")
+    for runs in (base, head):
+        for run in runs:
+            if missing := sorted(names - set(run)):
+                raise GateError(f"missing benchmarks: {', '.join(missing)}")
+    rows = []
+    for name in sorted(names):
+        ratios = tuple(h[name] / b[name] for b, h in zip(base, head, strict=True))
+        noise = max(variation(base, name), variation(head, name))
+        rows.append(Row(name, ratios, 1 + max(ALLOWED, NOISE_FACTOR * noise)))
+    return rows
+
+
+def read_times(report: Path) -> Times:
+    """Fastest rounds from pytest-benchmark's JSON."""
+    benchmarks = json.loads(report.read_text())["benchmarks"]
+    times = {entry["name"]: float(entry["stats"]["min"]) for entry in benchmarks}
+    if not all(seconds > 0 for seconds in times.values()):
+        raise GateError(f"benchmarks without a duration: {times}")
+    return times
+
+
+def run_benchmarks(tree: Path) -> Times:
+    """Run a tree's own benchmarks on its own sources."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        command = [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider"),
+            *(BENCHMARKS, f"--rootdir={tree}", "--benchmark-only", "--benchmark-disable-gc"),
+            *("--benchmark-timer=time.process_time", f"--benchmark-json={report}"),
+        ]
+        environment = os.environ | {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode or not report.exists():
+            raise GateError(f"benchmarks of {tree} failed:\n{done.stdout}{done.stderr}")
+        return read_times(report)
+
+
+@contextmanager
+def checkout(revision: str, repository: Path) -> Iterator[Path]:
+    """A work tree of the revision, removed afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "base"
+        git = ("git", "-C", str(repository), "worktree")
+        subprocess.run([*git, "add", "--detach", tree, revision], check=True, capture_output=True)
+        try:
+            yield tree
+        finally:
+            subprocess.run([*git, "remove", "--force", tree], check=True, capture_output=True)
+
+
+def gate(base: Path, head: Path, repeats: int) -> bool:
+    """Print the comparison; whether it is green."""
+    base_runs, head_runs = [], []
+    for repeat in range(repeats):
+        # Swapped every other time, so that a drift of the machine favours neither.
+        first, second = (base_runs, base), (head_runs, head)
+        for runs, tree in (first, second) if repeat % 2 == 0 else (second, first):
+            runs.append(run_benchmarks(tree))
+    rows = compare(base_runs, head_runs)
+    print("\n".join(str(row) for row in rows))
+    return not any(row.is_slower for row in rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--base", default=os.environ.get("NANOVLLM_GATE_BASE", "HEAD~1"))
+    parser.add_argument("--base-tree", type=Path, help="a directory instead of a revision")
+    parser.add_argument("--head-tree", type=Path, default=Path(__file__).resolve().parent.parent)
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    try:
+        if options.base_tree:
+            green = gate(options.base_tree.resolve(), options.head_tree.resolve(), options.repeats)
+        else:
+            with checkout(options.base, options.head_tree) as tree:
+                green = gate(tree, options.head_tree.resolve(), options.repeats)
+    except (GateError, subprocess.CalledProcessError) as error:
+        print(f"RED   {error}")
+        return 1
+    print("gate: green" if green else "gate: RED")
+    return 0 if green else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
