@@ -1,0 +1,102 @@
+"""A state machine over scheduler and blocks; the door checks every requirement after every call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from core_door import Door
+from core_world import EOS, doors, params, prompts
+from hypothesis import event
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Requests come, steps run, fail or stay in flight, requests are aborted."""
+
+    door: Door
+
+    @initialize(door=doors())
+    def start(self, door: Door) -> None:
+        self.door = door
+
+    @rule(prompt=prompts, options=params())
+    def add(self, prompt: list[int], options: dict[str, Any]) -> None:
+        self._add(prompt, options)
+
+    @rule(data=st.data(), suffix=st.lists(st.sampled_from((1, 2)), max_size=4), options=params())
+    def add_with_shared_prefix(
+        self, data: st.DataObject, suffix: list[int], options: dict[str, Any]
+    ) -> None:
+        """A prompt that begins like an earlier sequence, its completion included."""
+        earlier = [entry.tokens for entry in self.door.book.entries.values()] or [[1, 2, 1]]
+        known = data.draw(st.sampled_from(earlier))
+        self._add([*known[: data.draw(st.integers(0, len(known)))], *suffix], options)
+
+    def _add(self, prompt: list[int], options: dict[str, Any]) -> None:
+        """Mostly what the pool can hold, so that few are refused and blocks are short."""
+        config = self.door.config
+        slots = config.num_kvcache_blocks * config.kvcache_block_size
+        if not options["min_tokens"]:
+            prompt = prompt[:slots]
+            options["max_tokens"] = min(options["max_tokens"], slots - len(prompt) + 1)
+        p, max_tokens = len(prompt), min(options["max_tokens"], config.max_model_len - len(prompt))
+        if p < 1 or p >= config.max_model_len or p + max_tokens - 1 > slots:
+            with pytest.raises(ValueError, match=str(p)):
+                self.door.add(prompt, **options)
+        else:
+            self.door.add(prompt, **options)
+
+    @rule(count=st.integers(1, 8))
+    def steps(self, count: int) -> None:
+        if self.door.pending:
+            self.door.commit(self.door.pending)
+        for _ in range(count):
+            self.door.step()
+
+    @rule()
+    def schedule(self) -> None:
+        """Leave a step in flight; with one in flight, nothing more is planned."""
+        self.door.schedule()
+
+    @precondition(lambda self: self.door.pending)
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        """Some rows draw eos, complete a stop string, or have no finite logits."""
+        rows = st.sampled_from([row.seq.seq_id for row in self.door.pending.rows])
+        kinds = st.sampled_from(["eos", "stop string", "NaN"])
+        outcome = data.draw(st.dictionaries(rows, kinds))
+        sampling = {row.seq.seq_id for row in self.door.pending.rows if row.samples}
+        self.door.commit(
+            self.door.pending,
+            forced={i: EOS for i, kind in outcome.items() if kind == "eos"},
+            stopped={i for i, kind in outcome.items() if kind == "stop string" and i in sampling},
+            failed={i for i, kind in outcome.items() if kind == "NaN"},
+        )
+
+    @precondition(lambda self: self.door.pending)
+    @rule()
+    def fail_step(self) -> None:
+        self.door.fail_step(self.door.pending)
+
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        """Waiting, running, in flight; sometimes finished or unknown."""
+        live = [entry.seq_id for entry in self.door.book.live]
+        any_id = st.integers(0, len(self.door.book.entries))
+        self.door.abort(data.draw(st.sampled_from(live) if live else any_id))
+
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        self.door.reset_prefix_cache()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "door"):
+            return
+        self.door.drain()
+        for name in +self.door.book.events:
+            event(name)
+
+
+TestScheduler = SchedulerMachine.TestCase
