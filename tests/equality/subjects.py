@@ -124,32 +124,43 @@ class Subject:
             return greedy(llm, self.prompts)
 
     @cached_property
-    def errors(self) -> dict[int, float]:
-        """Largest teacher-forced error of our logits, by tokens computed per step."""
-        texts = [p + r for p, r in zip(self.prompts, self.reference, strict=True)][::4]
+    def measured(self) -> "Measured":
+        """Our logits against HF's, over every prompt and its reference output."""
+        texts = [p + r[:-1] for p, r in zip(self.prompts, self.reference, strict=True)]
         theirs = [self.oracle.logits(text) for text in texts]
-        return {count: self._error(texts, theirs, count) for count in (1, 7, 1000)}
-
-    def _error(
-        self, texts: list[list[int]], theirs: list[torch.Tensor], tokens_per_step: int
-    ) -> float:
-        with LLM(self.path, skip_tokenizer=True, num_kvcache_blocks=256) as llm:
-            ours = teacher_forced(llm.model_runner, texts, tokens_per_step)
-        return max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
-
-    @cached_property
-    def decided(self) -> float:
-        """Share of the reference's positions whose two largest logits R1 tells apart."""
-        gaps = []
-        for prompt, output in zip(self.prompts, self.reference, strict=True):
-            logits = self.oracle.logits(prompt + output[:-1])[len(prompt) - 1 :]
-            best = logits.topk(2).values
-            gaps.append(best[:, 0] - best[:, 1])
-        return (torch.cat(gaps) > self.rule.tolerance).float().mean().item()
+        best = torch.cat([logits[-MAX_TOKENS:].topk(2).values for logits in theirs])
+        with LLM(self.path, skip_tokenizer=True, num_kvcache_blocks=512) as llm:
+            errors = {
+                count: largest_error(teacher_forced(llm.model_runner, texts, count), theirs)
+                for count in (1, 7, 1000)
+            }
+        return Measured(errors, best[:, 0] - best[:, 1])
 
     @cached_property
     def rule(self) -> RuleR1:
-        return RuleR1(lambda ids: self.oracle.logits(ids)[-1], max(self.errors.values()))
+        return RuleR1(lambda ids: self.oracle.logits(ids)[-1], max(self.measured.errors.values()))
+
+    @cached_property
+    def decided(self) -> float:
+        """Share of the reference's tokens that are no tie to R1."""
+        return (self.measured.gaps > self.rule.tolerance).float().mean().item()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Teacher-forced logits of one model in float32.
+
+    Attributes:
+        errors: the largest error by tokens computed per step; 1 is decoding.
+        gaps: between HF's two largest logits, one per token of the reference.
+    """
+
+    errors: dict[int, float]
+    gaps: torch.Tensor
+
+
+def largest_error(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+    return max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
 
 
 def greedy(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:

@@ -35,11 +35,11 @@ def test_outputs_equal_transformers(condition, subjects, figures):
         {
             "condition": name_of(condition),
             "requests": against_hf.requests,
-            "preemptions": preemptions,
-            "cached tokens": cached,
-            "planned tokens": against_hf.planned,
-            "compared with HF": against_hf.compared,
-            "with ourselves": against_own.compared,
+            "preempted": preemptions,
+            "cached": cached,
+            "planned": against_hf.planned,
+            "vs HF": against_hf.compared,
+            "vs ours": against_own.compared,
         }
     )
     against_hf.require_exercised()
