@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from nanovllm.config import SchedulerConfig
 from nanovllm.engine.block_manager import BlockManager, HashFunction, hash_block
+from nanovllm.engine.limits import max_output_tokens
 from nanovllm.engine.sequence import FinishReason, Sequence, SequenceStatus
 from nanovllm.engine.step import ScheduledStep, StepBuilder
 from nanovllm.sampling_params import SamplingParams
@@ -73,32 +74,7 @@ class Scheduler:
 
     def validate(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         """Output tokens the request may take; ValueError if it can never run (SCH-7)."""
-        config, p = self.config, num_prompt_tokens
-        if p < 1:
-            raise ValueError("the prompt is empty: it has 0 tokens")
-        if p >= config.max_model_len:
-            raise ValueError(
-                f"the prompt has {p} tokens; max_model_len is {config.max_model_len}, "
-                "prompt and output together"
-            )
-        num_slots = config.num_kvcache_blocks * config.kvcache_block_size
-        # The last sampled token is never stored, hence one output more than there are slots.
-        room = min(config.max_model_len - p, num_slots - p + 1)
-        if p > num_slots:
-            raise ValueError(
-                f"the prompt has {p} tokens; the KV cache holds {num_slots} "
-                f"({config.num_kvcache_blocks} blocks of {config.kvcache_block_size})"
-            )
-        if params.max_tokens is None:
-            return room
-        max_tokens = min(params.max_tokens, config.max_model_len - p)
-        if max_tokens > room:
-            raise ValueError(
-                f"{p} prompt tokens and max_tokens={max_tokens} need {p + max_tokens - 1} slots; "
-                f"the KV cache holds {num_slots} "
-                f"({config.num_kvcache_blocks} blocks of {config.kvcache_block_size})"
-            )
-        return max_tokens
+        return max_output_tokens(self.config, num_prompt_tokens, params.max_tokens)
 
     def add(
         self, prompt_token_ids: list[int], params: SamplingParams, *, salt: str | None = None
