@@ -36,7 +36,7 @@ equality: $(READY)  ## token for token against HF transformers
 	$(PYTEST) -m equality
 
 perf: $(READY)  ## speed, as ratios within one run
-	$(PYTEST) -m perf -p no:randomly
+	$(PYTEST) -m perf -p no:randomly --benchmark-timer=time.process_time
 
 gate: $(READY)  ## regression gate: benchmarks of BASE and of this tree, interleaved
 	$(BIN)/python scripts/perf_gate.py

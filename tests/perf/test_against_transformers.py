@@ -1,9 +1,12 @@
-"""Continuous batching against HF `generate` in static batches, on the same model and requests."""
+"""Continuous batching against HF `generate` in static batches, on the same model and requests.
+
+One thread each, in CPU seconds of the process: other processes on the machine hardly touch them.
+"""
 
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 
 import pytest
 import torch
@@ -64,19 +67,19 @@ def test_twice_the_useful_tokens_per_second(checkpoint: Path, benchmark: Benchma
         llm.generate(prompts[:2], params[0], use_tqdm=False)
         model.generate(torch.tensor([[1, 2]]), max_new_tokens=2, do_sample=False, pad_token_id=0)
         llm.reset_prefix_cache()
+        begin = process_time()
         outputs = benchmark.pedantic(llm.generate, (prompts, params, False), rounds=1)
-        begin = perf_counter()
+        seconds = process_time() - begin
+        begin = process_time()
         for batch in static_batches(prompts, lengths):
             model.generate(**batch, do_sample=False, pad_token_id=0)
-        hf_seconds = perf_counter() - begin
+        hf_seconds = process_time() - begin
     assert [len(output.token_ids) for output in outputs] == lengths
-    seconds = benchmark.stats.stats.max
-    ratio = hf_seconds / seconds
     benchmark.extra_info |= {
         "useful_tokens": sum(lengths),
         "tokens_per_second": round(sum(lengths) / seconds, 1),
         "hf_tokens_per_second": round(sum(lengths) / hf_seconds, 1),
-        "ratio": round(ratio, 2),
+        "ratio": round(hf_seconds / seconds, 2),
     }
     print(f"\n{benchmark.extra_info}")
-    assert ratio >= 2, f"{seconds:.1f} s against {hf_seconds:.1f} s of HF's"
+    assert hf_seconds >= 2 * seconds, f"{seconds:.1f} s against {hf_seconds:.1f} s of HF's"
