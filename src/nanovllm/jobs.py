@@ -102,27 +102,30 @@ class Job:
     def run(self, llm: LLM, window: int | None = None) -> Generator[Record, None, None]:
         """Compute what is missing; yields each record once it is written.
 
-        Lines are read as the engine takes them: at most `window` of them, 4 times `max_num_seqs`
-        if not given, are queued, running, or waiting for an earlier line's result.
+        Lines are read as the engine takes them: it holds at most twice its `max_num_seqs`. And at
+        most `window` lines, 16 times `max_num_seqs` if not given, are read but not yet written, so
+        that the engine stays full while many results wait for a long one before them.
 
         Raises ValueError if the engine has requests of its own.
         """
         if not llm.is_finished():
             raise ValueError("the engine of a job must not have other requests")
-        window = window or 4 * llm.config.max_num_seqs
+        queue = 2 * llm.config.max_num_seqs
+        window = window or 16 * llm.config.max_num_seqs
         pending: deque[_Entry] = deque()
         live: dict[int, _Entry] = {}
         self._journal.truncate()
         try:
             while True:
-                while len(pending) < window and (line := next(self._lines, None)):
+                while len(live) < queue and len(pending) < window:
+                    if (line := next(self._lines, None)) is None:
+                        break
                     pending.append(self._admit(line, llm, live))
                 if not pending:
                     return
-                while pending[0].record is None:
-                    for output in llm.step().outputs:
-                        live.pop(output.request_id).finish(output)
                 yield from self._write(pending)
+                for output in llm.step().outputs:
+                    live.pop(output.request_id).finish(output)
         finally:
             for request_id in live:
                 llm.abort_request(request_id)
@@ -218,15 +221,7 @@ def _prompt(kind: str, value: Any, llm: LLM) -> Prompt:
             isinstance(message.get(key), str) for key in ("role", "content")
         ):
             raise TypeError(f"a message needs a role and a content, both strings, got {message!r}")
-    return render_chat(llm, value)
-
-
-def render_chat(llm: LLM, messages: list[dict[str, str]]) -> list[int]:
-    """Token ids of a conversation; ValueError if the checkpoint's template does not take it."""
-    try:
-        return llm.apply_chat_template(messages)
-    except Exception as error:  # a template is foreign code, and raises what it likes
-        raise ValueError(f"the chat template refused the messages: {error}") from error
+    return llm.apply_chat_template(value)
 
 
 def sample_records(output: RequestOutput) -> list[Record]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from threading import Event
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,6 @@ import typer
 
 from nanovllm.cli.options import EngineOptions, SamplingOptions, with_options
 from nanovllm.cli.terminal import ExitCode, open_engine, report_error, stderr, usage_errors
-from nanovllm.jobs import render_chat
 from nanovllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -99,8 +98,8 @@ class Conversation:
         an answer that is stopped stays in it as far as it was printed."""
         asked = [*self.messages, {"role": "user", "content": text}]
         try:
-            answer = self._stream(render_chat(self.llm, asked))
-        except ValueError as error:
+            answer = self._stream(self.llm.apply_chat_template(asked))
+        except (ValueError, TypeError) as error:
             self.num_failed += 1
             report_error(f"{error}" + (" (/reset forgets)" if self.messages else ""))
         else:
@@ -108,9 +107,8 @@ class Conversation:
 
     def _stream(self, prompt: list[int]) -> str:
         answer = ""
-        with _interrupt() as interrupted:
-            # Leaving the loop drops the iterator, which aborts the request.
-            for chunk in self.llm.stream(prompt, self.params):
+        with closing(self.llm.stream(prompt, self.params)) as chunks, _interrupt() as interrupted:
+            for chunk in chunks:
                 typer.echo(chunk.text, nl=False)
                 answer += chunk.text
                 if chunk.finish_reason == "error":

@@ -125,7 +125,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Fields of `Config`."""
+    """Fields of `Config`, but for its seed, which the seed of the sampling makes needless."""
 
     model: Annotated[
         Path,
@@ -155,6 +155,9 @@ class EngineOptions:
             "--policy",
         ),
     ] = "prefill_first"
+    max_consecutive_prefills: Annotated[
+        int, _engine("Such steps in a row while decodes wait (prefill_first).")
+    ] = 8
     tensor_parallel_size: Annotated[int, _engine("GPUs that share each layer.")] = 1
     enforce_eager: Annotated[bool, _engine("Never use CUDA graphs.", "--enforce-eager")] = False
     skip_tokenizer: Annotated[
