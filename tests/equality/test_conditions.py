@@ -4,9 +4,9 @@ from itertools import combinations, product
 
 import pytest
 from conditions import FACTORS, all_conditions, pairwise
-from subjects import MODELS
+from subjects import CI_MODELS
 
-EVERYTHING = {"model": MODELS, **FACTORS}
+EVERYTHING = {"model": CI_MODELS, **FACTORS}
 
 
 @pytest.mark.spec("MOD-2")

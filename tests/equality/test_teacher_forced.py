@@ -16,9 +16,9 @@ def test_logits_equal_transformers(model, subjects, figures):
     figures.setdefault("teacher-forced logits in float32", []).append(
         {
             "model": model,
-            **{f"error, {count} at once": error for count, error in errors.items()},
-            "tolerance of R1": subject.rule.tolerance,
-            "share decided": subject.decided,
+            **{f"error by {count}": error for count, error in errors.items()},
+            "R1 tolerance": subject.rule.tolerance,
+            "decided": subject.decided,
         }
     )
     assert max(errors.values()) <= FP32_TOLERANCE
