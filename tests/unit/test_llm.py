@@ -137,6 +137,7 @@ def test_one_bad_prompt_adds_none_and_all_bad_ones_are_named(llm: LLM) -> None:
         ([1] * 257, {}, ["257", "256", "64 blocks of 4"]),
         ([1] * 200, {"max_tokens": 58}, ["200", "58", "256"]),
         ([300], {}, ["300", "vocabulary"]),
+        ("a\ud800b", {}, ["surrogate"]),
     ],
 )
 def test_what_can_never_run_is_refused_with_its_numbers(llm, prompt, options, words) -> None:

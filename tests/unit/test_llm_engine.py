@@ -129,6 +129,34 @@ def test_an_interrupt_reaches_the_caller_and_leaves_a_usable_engine(
     assert tokens_alone(llm) == expected
 
 
+@pytest.mark.spec("SCH-15")
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("bad text")])
+def test_a_commit_that_raises_halfway_loses_nothing(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """The first row is committed and even ends, the second one is not."""
+    expected = tokens_alone(llm)
+    one = SamplingParams(temperature=0, max_tokens=1)
+    requests = [llm.add_request(p, one) for p in PROMPTS]
+    real = llm.scheduler._append
+
+    def append(seq, token_id: int, stopped: bool):
+        if seq.seq_id == requests[1]:
+            raise error
+        return real(seq, token_id, stopped)
+
+    monkeypatch.setattr(llm.scheduler, "_append", append)
+    if isinstance(error, Exception):
+        outputs = drain(llm)
+    else:
+        with pytest.raises(type(error)):
+            llm.step()
+        outputs = drain(llm)
+    assert [outputs[r].finish_reason for r in requests] == ["length", "error", "error"]
+    monkeypatch.undo()
+    assert tokens_alone(llm) == expected
+
+
 @pytest.mark.spec("SMP-5", "PFX-4")
 def test_nan_logits_end_one_request_only(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = tokens_alone(llm)

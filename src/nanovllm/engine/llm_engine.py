@@ -79,6 +79,8 @@ class LLMEngine:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; ValueError for ids outside the vocabulary (SCH-7c)."""
         if isinstance(prompt, str):
+            if not prompt.isascii() and any("\ud800" <= c <= "\udfff" for c in prompt):
+                raise ValueError("the prompt holds a lone surrogate, which is no Unicode text")
             return self._require_tokenizer("a prompt of text").encode(prompt)
         token_ids = [operator.index(token_id) for token_id in prompt]
         self._check_vocabulary("token ids", token_ids)
@@ -172,14 +174,13 @@ class LLMEngine:
         if not step.rows:
             return step
         try:
-            result = self.model_runner.run(step)
-        except Exception as error:
-            self._collect(self.scheduler.fail_step(step, f"{type(error).__name__}: {error}"))
-        except BaseException:
-            self._collect(self.scheduler.fail_step(step, "interrupted"))
-            raise
-        else:
-            self._commit(step, result)
+            self._commit(step, self.model_runner.run(step))
+        except BaseException as error:
+            self.scheduler.fail_step(step, f"{type(error).__name__}: {error}".rstrip(": "))
+            seqs = [self._sample(seq_id).seq for seq_id in self._live]
+            self._collect([seq for seq in seqs if seq.is_finished])
+            if not isinstance(error, Exception):
+                raise
         return step
 
     def _commit(self, step: ScheduledStep, result: StepResult) -> None:

@@ -274,11 +274,16 @@ class Scheduler:
         return ended
 
     def fail_step(self, step: ScheduledStep, cause: str) -> list[Sequence]:
-        """The step raised: its sequences end with reason `error`, all others go on (SCH-15)."""
-        self._land(step)
+        """The step raised: its sequences end with reason `error`, all others go on (SCH-15).
+
+        It may have been committed in part, if it was the commit that raised.
+        """
+        if self._in_flight is step:
+            self._in_flight = None
         ended: list[Sequence] = []
         for row in step.rows:
-            ended += self._finish(row.seq, FinishReason.ERROR, cause)
+            if not row.seq.is_finished:
+                ended += self._finish(row.seq, FinishReason.ERROR, cause)
         return ended
 
     def _land(self, step: ScheduledStep) -> None:
