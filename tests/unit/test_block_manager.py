@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, SupportsIndex
 
 import pytest
@@ -180,7 +180,9 @@ class CountingBlocks(list[Any]):
 class CountingFreeList(OrderedDict[int, None]):
     """Counts operations, and every element that an iteration would visit."""
 
-    calls: Counter[str] = Counter()
+    def __init__(self, block_ids: Iterable[int]) -> None:
+        self.calls: Counter[str] = Counter()
+        super().__init__((block_id, None) for block_id in block_ids)
 
     def __iter__(self) -> Iterator[int]:
         self.calls["visited"] += len(self)
@@ -196,7 +198,6 @@ def cost(num_blocks: int) -> tuple[int, dict[str, int]]:
     manager = BlockManager(num_blocks, 4)
     manager.blocks = blocks = CountingBlocks(manager.blocks)
     manager.free_block_ids = free = CountingFreeList(manager.free_block_ids)
-    free.calls = Counter()
     blocks.touched = 0
     seq = computed(manager, list(range(40)))
     manager.may_append(seq, 41)

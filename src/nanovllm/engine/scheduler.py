@@ -161,6 +161,9 @@ class Scheduler:
         else:
             self._prefill_streak = 0
             self._serve(decoding, plan)
+        if plan.preempted and not plan.rows:
+            # The only decode was the newest and gave way, so an older prompt goes on.
+            self._serve(self.running, plan)
 
     def _serve(self, seqs: Seq[Sequence], plan: StepBuilder) -> None:
         """Continue `seqs`, oldest first: a token each for decodes, chunks into what they leave."""
