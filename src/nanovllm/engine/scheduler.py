@@ -255,7 +255,7 @@ class Scheduler:
             failed: `{seq_id: cause}`; these end with reason `error` and publish nothing (SMP-5).
             stopped: seq_ids whose text completed a stop string with this token (SCH-12c).
         """
-        self._land(step)
+        self._require_in_flight(step)
         failed = failed or {}
         ended: list[Sequence] = []
         for row in step.rows:
@@ -274,25 +274,25 @@ class Scheduler:
                 if reason:
                     ended += self._finish(seq, reason)
         self.stats.num_computed_tokens += step.num_tokens
+        self._in_flight = None
         return ended
 
     def fail_step(self, step: ScheduledStep, cause: str) -> list[Sequence]:
         """The step raised: its sequences end with reason `error`, all others go on (SCH-15).
 
-        It may have been committed in part, if it was the commit that raised.
+        It may have been committed in part, if it was `commit` that raised.
         """
-        if self._in_flight is step:
-            self._in_flight = None
+        self._require_in_flight(step)
         ended: list[Sequence] = []
         for row in step.rows:
             if not row.seq.is_finished:
                 ended += self._finish(row.seq, FinishReason.ERROR, cause)
+        self._in_flight = None
         return ended
 
-    def _land(self, step: ScheduledStep) -> None:
+    def _require_in_flight(self, step: ScheduledStep) -> None:
         if step is not self._in_flight:
             raise ValueError(f"step {step.step_id} is not the one in flight")
-        self._in_flight = None
 
     def _append(self, seq: Sequence, token_id: int, stopped: bool) -> FinishReason | None:
         """Append a sampled token; the reason if it is the last one, `stop` before `length`."""
