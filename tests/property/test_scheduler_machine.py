@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -92,8 +93,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.door.reset_prefix_cache()
 
     def teardown(self) -> None:
-        if not hasattr(self, "door"):
-            return
+        """Everything ends within the bound of SCH-6, with the outputs of the oracle."""
+        if sys.exc_info()[0] is not None:
+            return  # the story has ended already; going on would only hide why
         self.door.drain()
         for name in +self.door.book.events:
             event(name)
