@@ -214,3 +214,27 @@ def test_cost_does_not_depend_on_the_size_of_the_pool() -> None:
     assert calls == {"taken": 12}
     assert touched <= 10 * 12
     assert cost(100_000) == (touched, calls)
+
+
+def lookup_cost(num_twins: int, num_used: int) -> int:
+    """Blocks touched when content that exists `num_twins` times is looked for and taken."""
+    manager = BlockManager(1000, 4)
+    twins = [sequence(list(range(40)), seq_id=i) for i in range(num_twins)]
+    for twin in twins:
+        manager.allocate(twin, [], 40)
+    for twin in twins:
+        manager.publish(twin, 0, 40)
+    for twin in twins[: num_twins - num_used]:
+        manager.deallocate(twin)
+    manager.blocks = blocks = CountingBlocks(manager.blocks)
+    seq = sequence(list(range(41)))
+    hits = manager.lookup(seq)
+    manager.allocate(seq, hits, 41)
+    assert [manager.blocks[block_id].ref_count for block_id in hits] == [1 + bool(num_used)] * 10
+    return blocks.touched
+
+
+@pytest.mark.spec("BLK-9", "PFX-15")
+@pytest.mark.parametrize("num_used", [0, 1])
+def test_cost_of_a_hit_does_not_depend_on_the_number_of_twins(num_used: int) -> None:
+    assert lookup_cost(64, num_used) == lookup_cost(2, num_used)

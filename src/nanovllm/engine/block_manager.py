@@ -92,8 +92,9 @@ class BlockManager:
         self.blocks = [Block(i) for i in range(num_blocks)]
         # In order of reuse: unpublished blocks, then published ones, least recently released first.
         self.free_block_ids: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
-        # Twins of one step may publish the same content twice, hence several ids (PFX-15).
-        self.hash_to_block_ids: dict[bytes, list[int]] = {}
+        # Twins of one step may publish the same content twice, hence several ids (PFX-15). Those in
+        # use come first, so that the first match is the best one.
+        self.hash_to_block_ids: dict[bytes, OrderedDict[int, None]] = {}
         self._hash = hash_function
 
     # ---- what is there -------------------------------------------------------------------
@@ -177,7 +178,9 @@ class BlockManager:
             # One object per content keeps `Prefix.equals` at O(1).
             shared = twin.prefix if twin else None
             block.prefix = shared or Prefix(block_hash, tokens, parent, seq.salt)
-            self.hash_to_block_ids.setdefault(block_hash, []).append(block.block_id)
+            twins = self.hash_to_block_ids.setdefault(block_hash, OrderedDict())
+            twins[block.block_id] = None
+            twins.move_to_end(block.block_id, last=False)
 
     def deallocate(self, seq: Sequence) -> None:
         """Let go of the whole table, from its tail, so that a descendant is reused before its
@@ -200,6 +203,8 @@ class BlockManager:
     def _acquire(self, block: Block) -> None:
         if block.ref_count == 0:
             del self.free_block_ids[block.block_id]
+            if block.prefix is not None:
+                self.hash_to_block_ids[block.prefix.hash].move_to_end(block.block_id, last=False)
         block.ref_count += 1
 
     def _take_free_block(self) -> int:
@@ -216,12 +221,14 @@ class BlockManager:
             self.free_block_ids[block.block_id] = None
             if block.prefix is None:
                 self.free_block_ids.move_to_end(block.block_id, last=False)
+            else:
+                self.hash_to_block_ids[block.prefix.hash].move_to_end(block.block_id)
 
     def _unpublish(self, block: Block) -> None:
         if block.prefix is None:
             return
         twins = self.hash_to_block_ids[block.prefix.hash]
-        twins.remove(block.block_id)
+        del twins[block.block_id]
         if not twins:
             del self.hash_to_block_ids[block.prefix.hash]
         block.prefix = None
@@ -238,16 +245,13 @@ class BlockManager:
     def _find(
         self, block_hash: bytes, tokens: bytes, parent: Prefix | None, seq: Sequence
     ) -> Block | None:
-        """A published block of exactly this history; one in use if there is, since it is free."""
-        found: Block | None = None
+        """A published block of exactly this history, one in use if there is: it costs nothing."""
         for block_id in self.hash_to_block_ids.get(block_hash, ()):
             block = self.blocks[block_id]
             assert block.prefix is not None
             if block.prefix.equals(tokens, parent, seq.salt):
-                found = block
-                if block.ref_count:
-                    break
-        return found
+                return block
+        return None
 
     def _shortage(self, seq: Sequence, num_tokens: int) -> str:
         return (
