@@ -1,12 +1,13 @@
 """Regression gate: the benchmarks of a base revision and of this tree, interleaved in one job.
 
-    python scripts/perf_gate.py [--base REV] [--repeats 3]
+    python scripts/perf_gate.py [--base REV]
 
 Each repeat runs `tests/perf/test_gate.py` of both trees, one after the other, timed in CPU seconds
-of the process, which other processes on the machine hardly touch. A benchmark is slower if its
-ratio head / base is beyond the limit in most repeats; the limit is 10 %, or more if a tree differs
-from itself by more than that allows. The gate fails closed: a run that fails, a benchmark that is
-gone, or nothing to compare is red, too. Exit code 0 is green, 1 red.
+of the process. Whatever else the machine does only ever adds time, so a benchmark's time is that of
+its fastest round over all repeats, and its noise is how far the second fastest repeat is from the
+fastest. Repeats go on until the noise is small or there were enough. Red is a ratio head / base
+beyond 10 % and beyond the noise. The gate fails closed: a run that fails, a benchmark that is gone,
+or nothing to compare is red, too. Exit code 0 is green, 1 red.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ BENCHMARKS = "tests/perf/test_gate.py"
 ALLOWED = 0.10
 """Slowdown that is never red."""
 NOISE_FACTOR = 3.0
-"""Times the variation of a tree against itself, measured over the repeats."""
+"""Times the noise that a slowdown has to exceed."""
+QUIET = 0.03
+"""Noise at which no more repeats are needed: they would not change the limit."""
+MIN_REPEATS, MAX_REPEATS = 3, 8
 
 Times = dict[str, float]
 """Seconds of the fastest round, by benchmark."""
@@ -38,42 +42,47 @@ class GateError(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """One benchmark's comparison; `ratios` are head / base per repeat."""
+    """One benchmark's comparison: fastest round of the head over that of the base."""
 
     name: str
-    ratios: tuple[float, ...]
-    limit: float
+    ratio: float
+    noise: float
+
+    @property
+    def limit(self) -> float:
+        return 1 + max(ALLOWED, NOISE_FACTOR * self.noise)
 
     @property
     def is_slower(self) -> bool:
-        return 2 * sum(ratio > self.limit for ratio in self.ratios) > len(self.ratios)
+        return self.ratio > self.limit
 
     def __str__(self) -> str:
         verdict = "RED  " if self.is_slower else "green"
-        ratios = "  ".join(f"{ratio:.3f}" for ratio in self.ratios)
-        return f"{verdict} {self.name:45} {ratios}  limit {self.limit:.3f}"
+        return f"{verdict} {self.name:32} head/base {self.ratio:.3f}  limit {self.limit:.3f}"
 
 
-def variation(runs: list[Times], name: str) -> float:
-    """Mean relative distance of a tree's repeats from their fastest."""
-    seconds = [run[name] for run in runs]
-    return sum(seconds) / len(seconds) / min(seconds) - 1
+def best_and_noise(runs: list[Times], name: str) -> tuple[float, float]:
+    best, second = sorted(run[name] for run in runs)[:2]
+    return best, second / best - 1
 
 
 def compare(base: list[Times], head: list[Times]) -> list[Row]:
-    """Rows of all benchmarks of the base; GateError if head lacks one, or there is none."""
+    """Rows of all benchmarks of the base, from two repeats or more.
+
+    GateError if a run lacks one, or there is none.
+    """
     names = set(base[0]) if base else set()
     if not names:
         raise GateError("the base ran no benchmark: there is nothing to compare")
-    for runs in (base, head):
-        for run in runs:
-            if missing := sorted(names - set(run)):
-                raise GateError(f"missing benchmarks: {', '.join(missing)}")
+    for run in (*base, *head):
+        if missing := sorted(names - set(run)):
+            raise GateError(f"missing benchmarks: {', '.join(missing)}")
     rows = []
     for name in sorted(names):
-        ratios = tuple(h[name] / b[name] for b, h in zip(base, head, strict=True))
-        noise = max(variation(base, name), variation(head, name))
-        rows.append(Row(name, ratios, 1 + max(ALLOWED, NOISE_FACTOR * noise)))
+        (base_best, base_noise), (head_best, head_noise) = (
+            best_and_noise(runs, name) for runs in (base, head)
+        )
+        rows.append(Row(name, head_best / base_best, max(base_noise, head_noise)))
     return rows
 
 
@@ -117,16 +126,22 @@ def checkout(revision: str, repository: Path) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", tree], check=True, capture_output=True)
 
 
-def gate(base: Path, head: Path, repeats: int) -> bool:
+def gate(base: Path, head: Path) -> bool:
     """Print the comparison; whether it is green."""
-    base_runs, head_runs = [], []
-    for repeat in range(repeats):
+    base_runs: list[Times] = []
+    head_runs: list[Times] = []
+    rows: list[Row] = []
+    for repeat in range(MAX_REPEATS):
         # Swapped every other time, so that a drift of the machine favours neither.
-        first, second = (base_runs, base), (head_runs, head)
-        for runs, tree in (first, second) if repeat % 2 == 0 else (second, first):
+        pair = [(base_runs, base), (head_runs, head)]
+        for runs, tree in pair if repeat % 2 == 0 else reversed(pair):
             runs.append(run_benchmarks(tree))
-    rows = compare(base_runs, head_runs)
+        if repeat + 1 >= MIN_REPEATS:
+            rows = compare(base_runs, head_runs)
+            if all(row.noise <= QUIET for row in rows):
+                break
     print("\n".join(str(row) for row in rows))
+    print(f"{len(base_runs)} repeats")
     return not any(row.is_slower for row in rows)
 
 
@@ -135,14 +150,13 @@ def main() -> int:
     parser.add_argument("--base", default=os.environ.get("NANOVLLM_GATE_BASE", "HEAD~1"))
     parser.add_argument("--base-tree", type=Path, help="a directory instead of a revision")
     parser.add_argument("--head-tree", type=Path, default=Path(__file__).resolve().parent.parent)
-    parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     try:
         if options.base_tree:
-            green = gate(options.base_tree.resolve(), options.head_tree.resolve(), options.repeats)
+            green = gate(options.base_tree.resolve(), options.head_tree.resolve())
         else:
             with checkout(options.base, options.head_tree) as tree:
-                green = gate(tree, options.head_tree.resolve(), options.repeats)
+                green = gate(tree, options.head_tree.resolve())
     except (GateError, subprocess.CalledProcessError) as error:
         print(f"RED   {error}")
         return 1
