@@ -25,7 +25,7 @@ def decode_of(num_known: int) -> tuple[Door, ModelInput]:
 
 
 @pytest.mark.spec("SEQ-6")
-@pytest.mark.parametrize("num_known", [2, 40, 1500])
+@pytest.mark.parametrize("num_known", [2, 40, 300])
 def test_a_decode_row_carries_one_token_however_long_the_sequence(num_known: int) -> None:
     _, wire = decode_of(num_known)
     assert wire.input_ids.shape == wire.positions.shape == wire.slot_mapping.shape == (1,)
@@ -36,8 +36,8 @@ def test_a_decode_row_carries_one_token_however_long_the_sequence(num_known: int
 
 @pytest.mark.spec("SEQ-6")
 def test_what_crosses_grows_with_the_table_only() -> None:
-    sizes = [len(pickle.dumps(decode_of(num_known)[1])) for num_known in (41, 1501)]
-    assert sizes[1] - sizes[0] <= 4 * (1501 - 41) // 4 + 64
+    sizes = [len(pickle.dumps(decode_of(num_known)[1])) for num_known in (41, 301)]
+    assert sizes[1] - sizes[0] <= 4 * (301 - 41) // 4 + 64
 
 
 @pytest.mark.spec("SEQ-6", "SCH-9")

@@ -8,8 +8,7 @@ import pytest
 from core_door import Door
 from core_world import HASHES, constant_hash
 
-from nanovllm.engine.block_manager import HashFunction, encode_tokens, hash_block
-from nanovllm.engine.sequence import Sequence
+from nanovllm.engine.block_manager import HashFunction, hash_block
 from nanovllm.engine.step import ScheduledStep
 
 A, B, C, D = ([i] * 4 for i in (11, 12, 13, 14))
@@ -23,43 +22,6 @@ def cached(door: Door, prompt: list[int], **options: object) -> int | None:
 
 def rows(step: ScheduledStep) -> dict[int, tuple[int, int]]:
     return {row.seq.seq_id: (row.start, row.count) for row in step.rows}
-
-
-# ---- the hash --------------------------------------------------------------------------------
-
-
-@pytest.mark.spec("PFX-1")
-def test_hashes_are_the_same_on_every_platform_and_in_every_run() -> None:
-    first = hash_block(encode_tokens([1, 2, 3, 4]), b"")
-    assert encode_tokens([1, 258]).hex() == "0100000002010000"
-    assert first.hex() == "903ce79ac359c3eb2de5421794dd19f0"
-    child = hash_block(encode_tokens([5, 6, 7, 8]), first)
-    assert child.hex() == "b51e0214fc0b8c66b0445f16c5d1509d"
-
-
-@pytest.mark.spec("PFX-1")
-def test_different_tokens_or_parents_give_different_hashes() -> None:
-    contents = [[1, 2, 3, 4], [1, 2, 4, 3], [256, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
-    hashes = {hash_block(encode_tokens(tokens), b"") for tokens in contents}
-    hashes |= {
-        hash_block(encode_tokens(tokens), parent) for tokens in contents for parent in hashes
-    }
-    assert len(hashes) == 5 + 25
-
-
-@pytest.mark.spec("PFX-1")
-def test_a_sequence_hashes_each_block_once_behind_its_parent() -> None:
-    calls: list[tuple[bytes, bytes]] = []
-
-    def spy(tokens: bytes, parent: bytes) -> bytes:
-        calls.append((tokens, parent))
-        return hash_block(tokens, parent)
-
-    door = Door(hash_function=spy)
-    door.run([*A, *B, *C], max_tokens=6)
-    first = hash_block(encode_tokens(A), b"")
-    assert calls[:2] == [(encode_tokens(A), b""), (encode_tokens(B), first)]
-    assert len(calls) == 4
 
 
 # ---- what must not hit -----------------------------------------------------------------------
@@ -78,12 +40,9 @@ def test_a_different_prefix_is_never_a_hit(hash_function: HashFunction) -> None:
 
 @pytest.mark.spec("PFX-2", "PFX-12")
 @pytest.mark.parametrize("hash_function", HASHES)
-@pytest.mark.parametrize("num_blocks", [3, 5])
-def test_no_history_of_eviction_makes_a_wrong_hit(
-    hash_function: HashFunction, num_blocks: int
-) -> None:
-    door = Door(hash_function=hash_function, num_kvcache_blocks=num_blocks, kvcache_block_size=2)
-    draw = random.Random(num_blocks)
+def test_no_history_of_eviction_makes_a_wrong_hit(hash_function: HashFunction) -> None:
+    door = Door(hash_function=hash_function, num_kvcache_blocks=4, kvcache_block_size=2)
+    draw = random.Random(2)
     for _ in range(100):
         door.run([draw.choice((1, 2)) for _ in range(draw.randint(1, 5))], max_tokens=2)
 
@@ -302,8 +261,11 @@ def test_reset_forgets_content_and_leaves_running_requests_alone() -> None:
     assert running.is_finished
 
 
-def test_sequences_of_a_disabled_cache_publish_nothing() -> None:
-    door = Door(enable_prefix_caching=False)
-    seqs: list[Sequence] = [*door.run([*A, *B], max_tokens=6), *door.run([*A, *B], max_tokens=6)]
+@pytest.mark.spec("PFX-12")
+def test_a_disabled_cache_publishes_and_hashes_nothing() -> None:
+    def unused(tokens: bytes, parent: bytes) -> bytes:
+        raise AssertionError("hashed")
+
+    door = Door(enable_prefix_caching=False, hash_function=unused)
+    assert [cached(door, [*A, *B], max_tokens=6) for _ in range(2)] == [0, 0]
     assert door.blocks.num_published_blocks == 0
-    assert [seq.num_cached_tokens for seq in seqs] == [0, 0]
