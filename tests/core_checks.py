@@ -210,10 +210,11 @@ def check_eviction_order(door: Door, before: Before, step: ScheduledStep) -> Non
 
 
 def check_service(door: Door, before: Before, step: ScheduledStep) -> None:
-    """A running request advances in one of M steps; prefills do not starve decodes."""
+    """A running request advances in one of M steps, in each of a mixed plan; no decode starves."""
     if not step.rows:
         return
-    bound = door.config.max_consecutive_prefills
+    mixed = door.config.policy == "mixed"
+    bound = 0 if mixed else door.config.max_consecutive_prefills
     served = {row.seq.seq_id for row in step.rows}
     for entry in door.book.live:
         idle = entry.seq_id not in served and entry.is_seated

@@ -49,7 +49,7 @@ def params(draw: st.DrawFn) -> dict[str, Any]:
     max_tokens = draw(st.integers(1, 10))
     rare = draw(st.integers(0, 5))
     return {
-        "max_tokens": max_tokens,
+        "max_tokens": None if rare == 4 else max_tokens,
         "seed": draw(st.integers(0, 3)),
         "ignore_eos": draw(st.booleans()),
         "n": draw(st.sampled_from([1, 1, 1, 2, 3])),

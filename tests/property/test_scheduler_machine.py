@@ -36,18 +36,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._add([*known[: data.draw(st.integers(0, len(known)))], *suffix], options)
 
     def _add(self, prompt: list[int], options: dict[str, Any]) -> None:
-        """Mostly what the pool can hold, so that few are refused and blocks are short."""
-        config = self.door.config
-        slots = config.num_kvcache_blocks * config.kvcache_block_size
-        if not options["min_tokens"]:
-            prompt = prompt[:slots]
-            options["max_tokens"] = min(options["max_tokens"], slots - len(prompt) + 1)
-        p, max_tokens = len(prompt), min(options["max_tokens"], config.max_model_len - len(prompt))
-        if p < 1 or p >= config.max_model_len or p + max_tokens - 1 > slots:
-            with pytest.raises(ValueError, match=str(p)):
-                self.door.add(prompt, **options)
-        else:
-            self.door.add(prompt, **options)
+        """Cut to what the pool holds, so that it is accepted, and blocks are short."""
+        prompt = prompt[: min(self._slots, self.door.config.max_model_len - 1)] or [1]
+        if options["max_tokens"] is not None:
+            options["max_tokens"] = min(options["max_tokens"], self._slots - len(prompt) + 1)
+            options["min_tokens"] = min(options["min_tokens"], options["max_tokens"])
+        self.door.add(prompt, **options)
+
+    @rule(excess=st.integers(1, 3), max_tokens=st.integers(1, 3))
+    def add_what_can_never_run(self, excess: int, max_tokens: int) -> None:
+        longest = min(self._slots - max_tokens + 1, self.door.config.max_model_len - 1)
+        p = max(longest, 0) + excess
+        if p < self.door.config.max_model_len <= p + max_tokens:
+            return  # max_tokens is cut to the model's length, so it may fit
+        with pytest.raises(ValueError, match=f"{p} "):
+            self.door.add([1] * p, max_tokens=max_tokens)
+
+    @property
+    def _slots(self) -> int:
+        return self.door.config.num_kvcache_blocks * self.door.config.kvcache_block_size
 
     @rule(count=st.integers(1, 8))
     def steps(self, count: int) -> None:
