@@ -227,6 +227,20 @@ def test_a_failed_step_ends_its_requests_and_the_engine_goes_on(policy: str) -> 
     assert seqs[2].finish_reason == "length"
 
 
+@pytest.mark.spec("SCH-15", "BLK-1")
+def test_a_commit_that_raises_halfway_is_a_failed_step() -> None:
+    door = Door()
+    seqs = [door.add([i + 1] * 6, max_tokens=1 + i)[0] for i in range(3)]
+    (waiting,) = door.add([9] * 29)
+    step = door.schedule()
+    with pytest.raises(KeyError):
+        door.scheduler.commit(step, {0: 1})
+    assert door.scheduler.fail_step(step, "no token") == seqs[1:]
+    assert [seq.finish_reason for seq in seqs] == ["length", "error", "error"]
+    assert door.blocks.num_free_blocks == 8
+    assert [row.seq for row in door.scheduler.schedule().rows] == [waiting]
+
+
 @pytest.mark.spec("SMP-5", "SCH-12d")
 def test_a_row_without_finite_logits_ends_nobody_else() -> None:
     door = Door()

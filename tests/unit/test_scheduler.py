@@ -163,8 +163,9 @@ def test_only_the_step_in_flight_can_be_committed() -> None:
     door = Door()
     door.add([1, 2])
     step = door.step()
-    with pytest.raises(ValueError, match="step 0 is not the one in flight"):
-        door.scheduler.commit(step, {0: 1})
+    for late in (door.scheduler.commit, door.scheduler.fail_step):
+        with pytest.raises(ValueError, match="step 0 is not the one in flight"):
+            late(step, {})
     assert len(door.book.live) == 1
     door.drain()
 
