@@ -47,10 +47,11 @@ deep: $(READY)  ## hours: many more examples and the full product of equality co
 gpu: $(READY)  ## needs a CUDA device
 	$(PYTEST) -m gpu --require gpu
 
-lint: $(READY)  ## ruff and mypy
+lint: $(READY)  ## ruff, mypy, and requirements against tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m nanovllm.conformance.registry --check docs/spec.md --lint tests
 
 format: $(READY)  ## apply ruff's fixes and formatting
 	$(BIN)/ruff check --fix .

@@ -1,9 +1,11 @@
-"""Shared test set-up: every test carries the marker of the folder it lives in."""
+"""A test carries the marker of its folder, and names requirements that exist."""
 
 import os
 from pathlib import Path
 
 import pytest
+
+from nanovllm.conformance.registry import validate_markers
 
 # Tiny tensors gain nothing from threads, and on a busy machine threads that wait for each other
 # cost minutes. Torch reads this when it is first imported.
@@ -19,3 +21,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             suite = item.path.relative_to(tests).parts[0]
             if suite in SUITES:
                 item.add_marker(suite)
+    if problems := validate_markers(items):
+        raise pytest.UsageError("\n".join(problems))

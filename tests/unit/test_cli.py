@@ -184,7 +184,7 @@ def dashed(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-@pytest.mark.spec("CFG-1", "SCH-7")
+@pytest.mark.spec("CFG-1", "SCH-7a", "SCH-7b")
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -86,7 +86,7 @@ BAD_LINES: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.spec("SCH-7")
+@pytest.mark.spec("SCH-7a", "SCH-7c")
 def test_a_bad_line_gets_an_error_and_stops_no_other(
     llm: LLM, tmp_path: Path, target: Path
 ) -> None:
