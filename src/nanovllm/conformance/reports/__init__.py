@@ -1,0 +1,1 @@
+"""One format a module; each makes text of a `Report`."""
