@@ -8,6 +8,8 @@ from nanovllm.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from nanovllm.llm import LLM
 
+__version__ = "0.1.0"
+
 __all__ = ["LLM", "RequestOutput", "SamplingParams", "StreamChunk"]
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
+from nanovllm import __version__
 from nanovllm.cli.chat import chat
 from nanovllm.cli.generate import generate
 from nanovllm.cli.info import info
@@ -14,7 +14,7 @@ from nanovllm.cli.info import info
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"nanovllm {version('nanovllm')}")
+        typer.echo(f"nanovllm {__version__}")
         raise typer.Exit
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nanovllm import __version__
 from nanovllm.cli.options import EngineOptions, with_options
 from nanovllm.cli.terminal import open_engine
 
@@ -36,7 +37,7 @@ CAPABILITIES = (
     "top_k",
     "top_p",
 )
-LIBRARIES = ("nanovllm", "torch", "transformers", "safetensors")
+LIBRARIES = ("torch", "transformers", "safetensors")
 
 
 @with_options
@@ -97,7 +98,7 @@ def describe(llm: LLM) -> dict[str, dict[str, Any]]:
             "scheduling_policy": config.scheduling_policy,
             "capabilities": [name for name in CAPABILITIES if name not in missing],
         },
-        "versions": {"python": platform.python_version()}
+        "versions": {"python": platform.python_version(), "nanovllm": __version__}
         | {library: version(library) for library in LIBRARIES},
     }
 

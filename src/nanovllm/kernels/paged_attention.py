@@ -35,7 +35,7 @@ def attend_row(
         # The query heads of a KV head see the same keys: they can be the rows of one matrix.
         grouped = q.view(k.shape[0], -1, head_dim)
         o = F.scaled_dot_product_attention(grouped[None], k[None], v[None], scale=scale)
-        return o.view(1, num_heads, head_dim)
+        return o.reshape(1, num_heads, head_dim)
     seen = torch.ones(count, context_len, dtype=torch.bool, device=q.device)
     o = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None],
