@@ -114,12 +114,19 @@ def answer(adapter: Any, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def load(name: str) -> Any:
-    """The factory that `MODULE:FACTORY` or `FILE.py:FACTORY` names."""
+    """The factory that `MODULE:FACTORY` or `FILE.py:FACTORY` names.
+
+    A file may import its neighbours as `from .neighbour import ...`; they are not on `sys.path`,
+    where they could stand before modules of the engine.
+    """
     source, _, factory = name.rpartition(":")
     if not source:
         raise SystemExit(f"--adapter {name!r}: expected MODULE:FACTORY or FILE.py:FACTORY")
     if source.endswith(".py"):
-        spec = importlib.util.spec_from_file_location("conformance_adapter", source)
+        folder = os.path.dirname(os.path.abspath(source))
+        spec = importlib.util.spec_from_file_location(
+            "conformance_adapter", source, submodule_search_locations=[folder]
+        )
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""The reference engine behind all three doors; the only adapter that imports it.
+"""The reference engine behind all three doors; no other adapter imports it.
 
 The blocks door and the core door are one object: both act on the scheduler that `reset` makes, the
 former on its block manager alone. Faults and variants are planted by handing over another class.
@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 
 from nanovllm.config import SchedulerConfig
+from nanovllm.conformance.adapters.reference_engine import ReferenceEngine
 from nanovllm.conformance.protocol import (
     CORE_CAPABILITIES,
-    ENGINE_CAPABILITIES,
     CacheStats,
-    EngineRequest,
-    EngineResult,
     Finished,
     Hello,
     Plan,
@@ -35,7 +33,6 @@ from nanovllm.engine.model_input import prepare_model_input
 from nanovllm.engine.scheduler import Scheduler
 from nanovllm.engine.sequence import Sequence as EngineSequence
 from nanovllm.engine.step import ScheduledStep
-from nanovllm.outputs import RequestOutput
 from nanovllm.sampling_params import SamplingParams
 
 SchedulerFactory = Callable[[SchedulerConfig, HashFunction], Scheduler]
@@ -56,10 +53,6 @@ HASHES: Mapping[str, HashFunction] = {
 }
 
 
-def _hello(doors: tuple[str, ...], capabilities: frozenset[str]) -> Hello:
-    return Hello("reference", version("nanovllm"), doors, capabilities)
-
-
 class ReferenceCore:
     """The blocks and core doors; see `protocol.BlocksDoor` and `protocol.CoreDoor`.
 
@@ -74,7 +67,7 @@ class ReferenceCore:
         self.scheduler_class = scheduler_class
 
     def hello(self) -> Hello:
-        return _hello(self.doors, self.capabilities)
+        return Hello("reference", version("nanovllm"), self.doors, self.capabilities)
 
     def reset(self, world: World) -> None:
         """Raises Refused for a configuration that the engine refuses (SCH-2)."""
@@ -236,78 +229,6 @@ class ReferenceCore:
         """A block that the map names but that was not published holds nothing."""
         prefix = self.scheduler.block_manager.blocks[block_id].prefix
         return tuple(np.frombuffer(prefix.tokens, dtype="<i4").tolist()) if prefix else ()
-
-
-class ReferenceEngine:
-    """The engine door; see `protocol.EngineDoor`.
-
-    Args:
-        llm_class: makes the engine from a model directory and options; `nanovllm.LLM` if None.
-    """
-
-    doors: tuple[str, ...] = ("engine",)
-    capabilities: frozenset[str] = ENGINE_CAPABILITIES - {"fail_step", "graphs", "tp"}
-
-    def __init__(self, llm_class: Callable[..., Any] | None = None) -> None:
-        self.llm_class = llm_class
-        self.llm: Any = None
-
-    def hello(self) -> Hello:
-        return _hello(self.doors, self.capabilities)
-
-    def open(self, model: str, options: Mapping[str, Any]) -> None:
-        """`model` empty is the embedded one."""
-        if self.llm_class is None:
-            # Late, so that the other two doors need no torch.
-            from nanovllm.llm import LLM
-
-            self.llm_class = LLM
-        self.close()
-        try:
-            self.llm = self.llm_class(model or None, **options)
-        except ValueError as error:
-            raise Refused(str(error)) from error
-
-    def generate(self, requests: Sequence[EngineRequest]) -> list[list[EngineResult]]:
-        try:
-            params = [SamplingParams(**request.params) for request in requests]
-            outputs = self.llm.generate([r.prompt for r in requests], params, use_tqdm=False)
-        except ValueError as error:
-            raise Refused(str(error)) from error
-        return [_results(output) for output in outputs]
-
-    def stream(self, request: EngineRequest, abort_after: int | None = None) -> list[str]:
-        try:
-            chunks = self.llm.stream([request.prompt], SamplingParams(**request.params))
-        except ValueError as error:
-            raise Refused(str(error)) from error
-        pieces: list[str] = []
-        for chunk in chunks:
-            pieces.append(chunk.text)
-            if len(pieces) == abort_after:
-                chunks.close()
-        return pieces
-
-    def reset_prefix_cache(self) -> None:
-        self.llm.reset_prefix_cache()
-
-    def close(self) -> None:
-        if self.llm is not None:
-            self.llm.close()
-            self.llm = None
-
-
-def _results(output: RequestOutput) -> list[EngineResult]:
-    return [
-        EngineResult(
-            token_ids=tuple(sample.token_ids),
-            text=sample.text,
-            finish_reason=sample.finish_reason,
-            num_cached_tokens=output.num_cached_tokens,
-            logprobs=tuple(map(tuple, sample.logprobs)) if sample.logprobs is not None else None,
-        )
-        for sample in output.samples
-    ]
 
 
 class Reference(ReferenceCore, ReferenceEngine):
