@@ -1,0 +1,300 @@
+"""The prefix cache at the core door: what must be found, what must not, and what is shared."""
+
+from __future__ import annotations
+
+from nanovllm.conformance.protocol import CoreDoor, RequestOptions
+from nanovllm.conformance.scenarios.driver import Bench, Track, small, span
+from nanovllm.conformance.scenarios.scenario import scenario, scenarios_of
+from nanovllm.conformance.verdicts import Evaluations
+
+CACHE = ("prefix_cache",)
+
+
+def _warm_then(bench: Bench, first: list[int], second: list[int], spec_id: str) -> Track:
+    """Run one prompt to its end, then another, which must find all that is resident."""
+    bench.run(first)
+    track = bench.run(second)
+    bench.expect_hits(track, spec_id)
+    bench.expect_alone(track, "PFX-12")
+    return track
+
+
+@scenario("PFX-11", "PFX-12", needs=CACHE)
+def hit_covers_the_common_full_blocks(door: CoreDoor, seen: Evaluations) -> None:
+    """bs=4: after [1..9], the prompt [1..8, 20, 21] computes its last two tokens only."""
+    track = _warm_then(Bench(door, small(), seen), span(1, 9), [*span(1, 8), 20, 21], "PFX-11")
+    seen.require(track.cached == 8, "PFX-11", track.cached, "cached tokens, expected 8")
+
+
+@scenario("PFX-11", "PFX-6", needs=CACHE)
+def hit_of_single_token_blocks_leaves_one_token(door: CoreDoor, seen: Evaluations) -> None:
+    """bs=1: the same four tokens again are cached but for the last."""
+    track = _warm_then(Bench(door, small(block_size=1), seen), span(1, 4), span(1, 4), "PFX-11")
+    seen.require(track.cached == 3, "PFX-6", track.cached, "cached tokens, expected 3")
+
+
+@scenario("PFX-5", "PFX-2", needs=CACHE)
+def hit_ends_at_the_first_miss(door: CoreDoor, seen: Evaluations) -> None:
+    """A resident block behind one that is not is no hit: its ancestors differ."""
+    second = [*span(1, 4), 30, 31, 32, 33, *span(9, 13)]
+    track = _warm_then(Bench(door, small(), seen), span(1, 13), second, "PFX-5")
+    seen.require(track.cached == 4, "PFX-5", track.cached, "cached tokens, expected 4")
+
+
+@scenario("PFX-3", needs=CACHE)
+def only_full_blocks_are_hits(door: CoreDoor, seen: Evaluations) -> None:
+    """bs=4: of six common tokens the first four are cached."""
+    track = _warm_then(Bench(door, small(), seen), span(1, 6), [*span(1, 6), 20], "PFX-3")
+    seen.require(track.cached == 4, "PFX-3", track.cached, "cached tokens, expected 4")
+
+
+@scenario("PFX-16", "PFX-4", needs=CACHE)
+def generated_blocks_of_a_finished_request_are_hits(door: CoreDoor, seen: Evaluations) -> None:
+    """bs=4, p=3, k=6: eight tokens are stored, and the conversation goes on behind them."""
+    bench = Bench(door, small(), seen)
+    first = bench.run([1, 2, 3], max_tokens=6)
+    second = bench.run([*first.tokens, 20])
+    seen.require(second.cached == 8, "PFX-16", second.cached, "cached tokens, expected 8")
+    bench.expect_alone(second, "PFX-12")
+
+
+@scenario("PFX-16", "SCH-9", needs=CACHE)
+def full_blocks_of_a_preempted_request_are_hits(door: CoreDoor, seen: Evaluations) -> None:
+    """Preempted with a full generated block, it finds what nobody has reused since."""
+    bench = Bench(door, small(num_blocks=6), seen)
+    tracks = [bench.add([40] * 4, 13), bench.add([1, 2, 3], 12)]
+    bench.drain()
+    for track in tracks:
+        bench.expect_complete(track, "SCH-9")
+        for which in range(1, len(track.admissions)):
+            bench.expect_hits(track, "PFX-16", which)
+
+
+@scenario("PFX-8", needs=CACHE)
+def freed_block_stays_hittable_until_it_is_reused(door: CoreDoor, seen: Evaluations) -> None:
+    """Others come and go in blocks that were free all along."""
+    bench = Bench(door, small(num_blocks=32), seen)
+    bench.run(span(1, 9))
+    for i in range(3):
+        bench.run([20 + i] * 5, max_tokens=2)
+    again = bench.run(span(1, 9))
+    if again.admissions[0].resident == 2:  # an engine may have reused one of them all the same
+        seen.require(again.cached == 8, "PFX-8", again.cached, "cached tokens, expected 8")
+    bench.expect_hits(again, "PFX-8")
+
+
+@scenario("PFX-10", needs=CACHE)
+def hits_on_free_blocks_are_admitted_and_consume_them(door: CoreDoor, seen: Evaluations) -> None:
+    """N=4: a prompt of 16 tokens whose first eight are cached takes the whole pool."""
+    bench = Bench(door, small(num_blocks=4), seen)
+    bench.run(span(1, 8))
+    track = bench.add([*span(1, 8), *span(20, 27)], 1)
+    _expect_admitted_next(bench, track)
+    bench.drain()
+    bench.expect_hits(track, "PFX-11")
+    bench.expect_complete(track, "PFX-12")
+
+
+@scenario("PFX-10", needs=CACHE, level="should")
+def hits_on_used_blocks_need_no_free_block(door: CoreDoor, seen: Evaluations) -> None:
+    """N=4, one block free: a prompt of three blocks fits, since two are shared."""
+    bench = Bench(door, small(num_blocks=4), seen)
+    bench.add(span(1, 9), 3)
+    bench.step()
+    _expect_admitted_next(bench, bench.add([*span(1, 8), 20], 1))
+    bench.drain()
+
+
+def _expect_admitted_next(bench: Bench, track: Track) -> None:
+    for _ in range(1 + bench.ahead):
+        bench.step()
+    bench.expect(track.rows, "PFX-10", track, "fits, and is not admitted by the next schedule")
+
+
+@scenario("PFX-10", needs=CACHE)
+def free_hits_are_not_counted_as_free_blocks(door: CoreDoor, seen: Evaluations) -> None:
+    """N=4, two blocks free and both hits: a prompt of three blocks does not fit yet."""
+    bench = Bench(door, small(num_blocks=4), seen)
+    bench.run(span(1, 8))
+    first = bench.add([30] * 5, 4)
+    bench.step()
+    second = bench.add([*span(1, 8), 20], 1)
+    bench.drain()
+    for track in (first, second):
+        bench.expect_complete(track, "PFX-10")
+
+
+@scenario("PFX-11", "BLK-8", needs=CACHE)
+def hits_on_a_running_request_share_its_blocks(door: CoreDoor, seen: Evaluations) -> None:
+    """Two requests with a common prefix read it from the same blocks."""
+    bench = Bench(door, small(), seen)
+    first = bench.add(span(1, 9), 12)
+    bench.step()
+    second = bench.add([*span(1, 8), 20], 12)
+    _share(bench, first, second)
+    bench.drain()
+    for track in (first, second):
+        bench.expect_complete(track, "BLK-8")
+
+
+@scenario("BLK-2", needs=("prefix_cache", "pool"))
+def shared_block_counts_its_holders(door: CoreDoor, seen: Evaluations) -> None:
+    """ref_count is the number of live tables that name a block, also where two share it."""
+    bench = Bench(door, small(), seen)
+    first = bench.add(span(1, 9), 12)
+    bench.step()
+    second = bench.add([*span(1, 8), 20], 12)
+    _share(bench, first, second)
+    held = [block for track in bench.live for block in track.table]
+    if bench.ahead == 0:
+        counts = {block: held.count(block) for block in held}
+        found = _ref_counts(door)
+        seen.require(found == counts, "BLK-2", "ref counts", found, "of tables", counts)
+    bench.drain()
+    left = _ref_counts(door)
+    seen.require(not left, "BLK-2", "ref counts", left, "when all have ended")
+
+
+def _ref_counts(door: CoreDoor) -> dict[int, int]:
+    pool = door.pool()
+    return {b: count for b, count in pool.ref_counts.items() if count and b not in pool.reserved}
+
+
+def _share(bench: Bench, first: Track, second: Track) -> None:
+    """Step until both run; then what the second found is the first one's."""
+    bench.until(lambda: second.rows or first.reason)
+    if not second.rows:
+        return
+    num_shared = second.cached // bench.world.block_size
+    bench.expect(second.cached == 8, "PFX-11", second.cached, "cached tokens, expected 8")
+    mine, theirs = second.rows[0].block_table[:num_shared], first.rows[0].block_table[:num_shared]
+    bench.expect(mine == theirs, "PFX-11", "a hit reads", mine, "where", theirs, "holds it")
+
+
+@scenario("PFX-15", "PFX-12", needs=CACHE)
+def twins_in_one_step_are_equal_and_neither_hides_the_other(
+    door: CoreDoor, seen: Evaluations
+) -> None:
+    """Whether they share or duplicate; and after one duplicate is lost, the other is found."""
+    bench = Bench(door, small(num_blocks=8), seen)
+    twins = [bench.add(span(1, 9), 2), bench.add(span(1, 9), 2)]
+    bench.drain()
+    for twin in twins:
+        bench.expect_complete(twin, "PFX-15")
+    for size in (20, 8):
+        bench.run([50 + size] * size)
+        again = bench.run(span(1, 9))
+        bench.expect_hits(again, "PFX-15")
+        bench.expect_alone(again, "PFX-15")
+
+
+@scenario("PFX-4", needs=("prefix_cache", "chunked_prefill"))
+def twin_of_a_partly_computed_prompt_reads_what_is_computed(
+    door: CoreDoor, seen: Evaluations
+) -> None:
+    """A prompt of 16 in chunks of 4; its twin arrives after the first."""
+    world = small(max_num_batched_tokens=4, max_num_seqs=2, num_blocks=16)
+    bench = Bench(door, world, seen)
+    first = bench.add(span(1, 16), 2)
+    bench.step()
+    twin = bench.add(span(1, 16), 2)
+    bench.drain()
+    for track in (first, twin):
+        bench.expect_complete(track, "PFX-4")
+
+
+@scenario("PFX-4", "PFX-7", "SCH-15", needs=("prefix_cache", "fail_step"))
+def blocks_of_a_failed_step_are_no_hits(door: CoreDoor, seen: Evaluations) -> None:
+    """The step that was to write them raised; the same prompt again computes all of it."""
+    bench = Bench(door, small(), seen)
+    failed = bench.add(span(1, 9), 1)
+    bench.fail_step(bench.schedule())
+    bench.drain()
+    again = bench.add(span(1, 9), 1)
+    bench.drain()
+    if failed.reason == "error":
+        seen.require(again.cached == 0, "PFX-4", again.cached, "cached tokens, expected 0")
+    bench.expect_complete(again, "PFX-4")
+
+
+@scenario("PFX-13", needs=("prefix_cache", "stop"))
+def sampling_parameters_do_not_affect_sharing(door: CoreDoor, seen: Evaluations) -> None:
+    """KV depends on tokens and positions alone, whatever ends the request."""
+    bench = Bench(door, small(), seen)
+    bench.add(span(1, 9), 1, options=RequestOptions(stop_token_ids=(77,)))
+    bench.drain()
+    other = bench.run(span(1, 9), max_tokens=3)
+    seen.require(other.cached == 8, "PFX-13", other.cached, "cached tokens, expected 8")
+
+
+@scenario("PFX-14", needs=("prefix_cache", "salt"))
+def different_salts_never_share(door: CoreDoor, seen: Evaluations) -> None:
+    """The same prompt under no salt, a, b, and a again: only the last is a hit."""
+    bench = Bench(door, small(), seen)
+    for salt, cached in ((None, 0), ("a", 0), ("b", 0), ("a", 8), (None, 8)):
+        track = bench.add(span(1, 9), 1, options=RequestOptions(salt=salt))
+        bench.drain()
+        found, spec_id = track.cached, "PFX-11" if cached else "PFX-14"
+        seen.require(found == cached, spec_id, f"salt {salt}: {found} cached, expected {cached}")
+        bench.expect_alone(track, "PFX-14")
+
+
+@scenario("PFX-17", needs=("prefix_cache", "stats"))
+def statistics_count_a_request_once(door: CoreDoor, seen: Evaluations) -> None:
+    """Prompt tokens looked up and found, of four requests of which some may be preempted."""
+    bench = Bench(door, small(num_blocks=5), seen)
+    tracks = [bench.run(span(1, 9)), bench.run(span(1, 9))]
+    tracks += [bench.add([40] * 8, 6), bench.add([41] * 5, 6)]
+    bench.drain()
+    stats = door.stats()
+    looked_up = sum(len(track.prompt) for track in tracks)
+    cached = sum(track.cached for track in tracks)
+    seen.require(
+        (stats.num_lookup_tokens, stats.num_cached_tokens) == (looked_up, cached),
+        *("PFX-17", stats, "after", looked_up, "prompt tokens of which", cached, "were cached"),
+    )
+
+
+@scenario("PFX-12")
+def caching_switched_off_finds_nothing(door: CoreDoor, seen: Evaluations) -> None:
+    """Without a prefix cache every prompt is computed, with the same outputs."""
+    bench = Bench(door, small(prefix_cache=False), seen)
+    for track in (bench.run(span(1, 9), max_tokens=3), bench.run(span(1, 9), max_tokens=3)):
+        bench.expect_complete(track, "PFX-12")
+        seen.require(track.cached == 0, "PFX-12", track.cached, "cached tokens without a cache")
+
+
+@scenario("PFX-1", needs=("hash",))
+def hash_covers_tokens_and_parent(door: CoreDoor, seen: Evaluations) -> None:
+    """Different tokens or parents, different hashes; digits do not run into each other."""
+    Bench(door, small(), seen)
+    root = door.hash([1, 2, 3, 4], None)
+    hashes = {
+        "[1,2,3,4]": root,
+        "[1,2,3,4] behind itself": door.hash([1, 2, 3, 4], root),
+        "[1,2,4,3]": door.hash([1, 2, 4, 3], None),
+        "[12,3,4,5]": door.hash([12, 3, 4, 5], None),
+        "[1,23,4,5]": door.hash([1, 23, 4, 5], None),
+        "[1,2,34,5]": door.hash([1, 2, 34, 5], None),
+        "[1,2,3,260]": door.hash([1, 2, 3, 260], None),
+        "[1,2,3,65540]": door.hash([1, 2, 3, 65540], None),
+    }
+    by_hash: dict[str, str] = {}
+    for name, value in hashes.items():
+        other = by_hash.setdefault(value, name)
+        seen.require(other == name, "PFX-1", name, "and", other, "have the hash", value)
+    again = door.hash([1, 2, 3, 4], None)
+    seen.require(again == root, "PFX-1", "the same block hashes to", root, "and to", again)
+
+
+@scenario("PFX-1", needs=("hash",), level="should")
+def hash_is_equal_across_runs(door: CoreDoor, seen: Evaluations) -> None:
+    """What one engine published, the next would find."""
+    Bench(door, small(), seen)
+    before = door.hash([1, 2, 3, 4], None)
+    Bench(door, small(num_blocks=9), seen)
+    after = door.hash([1, 2, 3, 4], None)
+    seen.require(before == after, "PFX-1", before, "became", after, "after a reset")
+
+
+SCENARIOS = scenarios_of(globals())
