@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanovllm.conformance.protocol import EngineFault, Refused, Unsupported
-from nanovllm.conformance.scenarios import boundary, cases, core, ends, prefix
+from nanovllm.conformance.scenarios import blocks, boundary, cases, core, ends, prefix
 from nanovllm.conformance.scenarios.scenario import Scenario
 from nanovllm.conformance.scenarios.story import Storyteller
 from nanovllm.conformance.verdicts import Evaluations, Outcome, Verdict, Violation
@@ -20,7 +20,9 @@ from nanovllm.conformance.verdicts import Evaluations, Outcome, Verdict, Violati
 __all__ = ["SCENARIOS", "Result", "Scenario", "run_scenario", "run_scenarios"]
 
 SCENARIOS: tuple[Scenario, ...] = tuple(
-    scenario for module in (cases, boundary, prefix, core, ends) for scenario in module.SCENARIOS
+    scenario
+    for module in (cases, boundary, prefix, core, ends, blocks)
+    for scenario in module.SCENARIOS
 )
 
 

@@ -13,7 +13,7 @@ MAX_LINES = 40
 
 
 class Storyteller:
-    """Passes every call on to `door`, and keeps a line for each that changes something."""
+    """Passes every call on to `door`, and keeps a line for each since the last fresh start."""
 
     def __init__(self, door: Any) -> None:
         self._door = door
@@ -32,6 +32,8 @@ class Storyteller:
             return method
 
         def call(*args: Any, **options: Any) -> Any:
+            if name in _FRESH:
+                self.lines.clear()
             given = filter(None, map(_show, (*args, *options.values())))
             line = f"{name}({', '.join(given)})"
             self.lines.append(line)
@@ -47,6 +49,7 @@ class Storyteller:
         return call
 
 
+_FRESH = frozenset({"reset", "open"})
 _SILENT = frozenset({"hello", "stop", "close"})
 
 

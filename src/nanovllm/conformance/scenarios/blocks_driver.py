@@ -1,0 +1,163 @@
+"""A blocks door and a book of it, written from tables alone; every call is judged at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from nanovllm.conformance.protocol import BlocksDoor, PoolView, World
+from nanovllm.conformance.scenarios.driver import ceil_div
+from nanovllm.conformance.verdicts import Evaluations
+
+Content = tuple[int, ...]
+"""All tokens up to the end of a full block: what its KV depends on."""
+
+
+class Shelf:
+    """A blocks door that was just reset, its requests, and what each block holds."""
+
+    def __init__(self, door: BlocksDoor, world: World, seen: Evaluations) -> None:
+        self.door = door
+        self.world = world
+        self.seen = seen
+        self.caches = world.prefix_cache and "prefix_cache" in door.hello().capabilities
+        self.tokens: dict[int, list[int]] = {}
+        self.tables: dict[int, tuple[int, ...]] = {}
+        self.contents: dict[int, Content] = {}
+        self.num_requests = 0
+        self.judges_completeness = True  # not under an injected hash (PFX-11)
+        door.reset(world)
+
+    # ---- the calls -------------------------------------------------------------------------
+
+    def allocate(self, tokens: Sequence[int]) -> int | None:
+        """A new request; its number, or None if blocks are short."""
+        request, n, bs = self.num_requests, len(tokens), self.world.block_size
+        self.num_requests += 1
+        before, resident = self.door.pool(), self.resident(tokens)
+        least = bs * min(resident, (n - 1) // bs)
+        hits_used = self._num_hits_used(tokens[:least])
+        answer = self.door.allocate(request, list(tokens))
+        if answer is None:
+            self._expect_short(before, ceil_div(n, bs) - hits_used)
+            return None
+        table, cached = tuple(answer[0]), answer[1]
+        self._expect(len(table) == ceil_div(n, bs), "BLK-5", f"{len(table)} blocks for {n} tokens")
+        if self.caches:
+            self._expect(cached < n, "PFX-6", f"all of {n} tokens are cached")
+            most = n - 1 if resident * bs == n else least
+            good = least <= cached <= most
+            good = good or not self.judges_completeness
+            self._expect(good, "PFX-11", f"{cached} tokens cached, expected {least} to {most}")
+        self._expect_own(tokens, table, cached)
+        self._take(table[ceil_div(cached, bs) :])
+        self.tokens[request], self.tables[request] = list(tokens), table
+        self._compute(request)
+        self.check()
+        return request
+
+    def append(self, request: int, token: int) -> bool:
+        before = self.door.pool()
+        old, n, bs = self.tables[request], len(self.tokens[request]), self.world.block_size
+        answer = self.door.append(request, token)
+        if answer is None:
+            self._expect_short(before, int(n % bs == 0))
+            return False
+        table = tuple(answer)
+        grown = len(old) + (n % bs == 0)
+        good = len(table) == grown and table[: len(old)] == old
+        self._expect(good, "BLK-5", f"position {n}: table {old} became {table}, bs={bs}")
+        self._take(table[len(old) :])
+        self.tokens[request].append(token)
+        self.tables[request] = table
+        self._compute(request)
+        self.check()
+        return True
+
+    def release(self, request: int) -> None:
+        self.door.release(request)
+        del self.tokens[request], self.tables[request]
+        self.check()
+
+    # ---- what is right ---------------------------------------------------------------------
+
+    def resident(self, tokens: Sequence[int]) -> int:
+        """Leading full blocks of `tokens` that some block holds."""
+        bs, held = self.world.block_size, set(self.contents.values())
+        full = len(tokens) // bs if self.caches else 0
+        missing = (i for i in range(full) if tuple(tokens[: (i + 1) * bs]) not in held)
+        return next(missing, full)
+
+    def expect_lookup(self, tokens: Sequence[int], spec_id: str) -> None:
+        expected = self.resident(tokens) * self.world.block_size
+        found = self.door.lookup([*tokens, 0])  # so that no lookup leaves the last block out
+        self._expect(
+            found == expected, spec_id, f"lookup of {list(tokens)} finds {found}, not {expected}"
+        )
+
+    def check(self) -> None:
+        """The pool, against the tables that live."""
+        pool = self.door.pool()
+        used = {b: k for b, k in pool.ref_counts.items() if k and b not in pool.reserved}
+        listed = sorted([*pool.free, *used, *pool.reserved])
+        whole = len(set(listed)) == len(listed) == self.world.num_blocks
+        self._expect(whole, "BLK-1", f"free {pool.free}, used {used}, reserved {pool.reserved}")
+        held = Counter(block for table in self.tables.values() for block in table)
+        self._expect(used == held, "BLK-2", f"ref counts {used}, tables {self.tables}")
+        if self.caches:
+            self._check_published(pool)
+
+    def _check_published(self, pool: PoolView) -> None:
+        n, entries = self.world.num_blocks, pool.published
+        self._expect(len(entries) <= n, "PFX-7", f"{len(entries)} entries for {n} blocks")
+        for entry in entries:
+            content = self.contents.get(entry.block)
+            self._expect(content, "PFX-3", f"block {entry.block} is published and not full")
+            own = content[-self.world.block_size :] if content else ()
+            same = entry.token_ids in (None, own)
+            self._expect(same, "PFX-7", f"{entry} is published, it holds {own}")
+
+    def _expect(self, holds: object, spec_id: str, message: str) -> None:
+        self.seen.require(holds, spec_id, message)
+
+    def _expect_short(self, before: PoolView, needed: int) -> None:
+        """A refusal changes nothing, and is right."""
+        free = len(before.free)
+        good = free < needed or not self.judges_completeness
+        self._expect(good, "PFX-10", f"refused: {needed} blocks needed, {free} free")
+        after = self.door.pool()
+        same = _state(before) == _state(after)
+        self._expect(same, "BLK-3", f"a refusal changed {before} to {after}")
+
+    def _num_hits_used(self, tokens: Sequence[int]) -> int:
+        """Leading full blocks that a live table holds already."""
+        held = {self.contents.get(block) for table in self.tables.values() for block in table}
+        ends = range(self.world.block_size, len(tokens) + 1, self.world.block_size)
+        return sum(tuple(tokens[:end]) in held for end in ends)
+
+    def _expect_own(self, tokens: Sequence[int], table: Sequence[int], cached: int) -> None:
+        """What was cached is this request's own history; the rest is nobody's (BLK-8)."""
+        bs = self.world.block_size
+        for i, block in enumerate(table):
+            if i * bs < cached:
+                own = tuple(tokens[: (i + 1) * bs])
+                held = self.contents.get(block)
+                self._expect(held == own, "PFX-2", f"block {block} holds {held}, a hit for {own}")
+
+    def _take(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            holders = [r for r, table in self.tables.items() if block in table]
+            self._expect(
+                not holders, "BLK-8", f"block {block} is given, requests {holders} hold it"
+            )
+            self.contents.pop(block, None)
+
+    def _compute(self, request: int) -> None:
+        tokens, table, bs = self.tokens[request], self.tables[request], self.world.block_size
+        for i in range(len(tokens) // bs):
+            self.contents[table[i]] = tuple(tokens[: (i + 1) * bs])
+
+
+def _state(pool: PoolView) -> tuple[frozenset[int], dict[int, int], frozenset[int]]:
+    used = {block: count for block, count in pool.ref_counts.items() if count}
+    return frozenset(pool.free), used, frozenset(entry.block for entry in pool.published)
