@@ -162,13 +162,20 @@ def _stale(verdict: Verdict, why: str) -> Verdict:
 def write_known_failures(
     path: Path, verdicts: Iterable[Verdict], known: Mapping[str, KnownFailure]
 ) -> None:
-    """Write what fails as known failures; entries of `known` keep what a person wrote in them."""
-    entries = []
+    """Write what fails as known failures.
+
+    Entries of `known` keep what a person wrote in them; those that were not tested now stay.
+    """
+    entries = dict(known)
     for verdict in verdicts:
+        entry = entries.pop(verdict.spec_id, None) or _new_entry(verdict)
         if verdict.outcome in (Outcome.FAIL, Outcome.KNOWN_FAIL):
-            entry = known.get(verdict.spec_id) or KnownFailure(verdict.spec_id, verdict.message)
-            entries.append(replace(entry, trace=verdict.trace or entry.trace))
-    write_atomically(path, "\n\n".join(entry.to_toml() for entry in entries) + "\n")
+            entries[verdict.spec_id] = replace(entry, trace=verdict.trace or entry.trace)
+    write_atomically(path, "\n\n".join(entry.to_toml() for entry in entries.values()) + "\n")
+
+
+def _new_entry(verdict: Verdict) -> KnownFailure:
+    return KnownFailure(verdict.spec_id, verdict.message or "fails")
 
 
 def _string(text: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -115,8 +115,12 @@ class OptionSpec:
         return flag(self.field.name)
 
     @property
+    def required(self) -> bool:
+        return self.field.default is MISSING
+
+    @property
     def repeats(self) -> bool:
-        return self.field.default == () and self.type is not Path
+        return self.field.default == ()
 
     @property
     def value_type(self) -> type:

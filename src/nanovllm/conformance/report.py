@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from nanovllm import __version__
 from nanovllm.conformance.files import write_atomically
 from nanovllm.conformance.reports.badge import to_badge
 from nanovllm.conformance.reports.html import to_html
@@ -63,7 +63,7 @@ class Report:
 
     @property
     def suite_version(self) -> str:
-        return version("nanovllm")
+        return __version__
 
     @property
     def counts(self) -> Counter[Outcome]:
