@@ -287,7 +287,7 @@ def adapter(
     path: str | None = None,
     preset: str = "auto",
     stand_ins: list[str] | None = None,
-    version: str = "unknown",
+    version: str | None = None,
 ) -> Blocks:
     """The engine in or under `path`, the first entry of `sys.path` if None."""
     if preset not in ("auto", *PRESETS):
@@ -295,4 +295,5 @@ def adapter(
     root = Path(path or sys.path[0]).resolve()
     modules = import_engine(root, HEAVY if stand_ins is None else stand_ins)
     calls = detect(modules) if preset == "auto" else PRESETS[preset]
+    version = version or next((f"as of {p}" for p in PRESETS if PRESETS[p] == calls), "in between")
     return (Core if modules.scheduler else Blocks)(modules, calls, version)
