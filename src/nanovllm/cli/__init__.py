@@ -31,6 +31,7 @@ def _root(
       nanovllm generate "In the beginning"
       nanovllm chat
       nanovllm info
+      nanovllm conformance run --engine reference
 
     Any Qwen3 checkpoint in a local directory runs with --model DIR.
     """
@@ -47,6 +48,10 @@ def build_app() -> typer.Typer:
     app.callback()(_root)
     for command in (generate, chat, info):
         app.command()(command)
+    # Its commands import the engine, the suite and their tools only when they run.
+    from nanovllm.conformance.cli import conformance_app
+
+    app.add_typer(conformance_app(), name="conformance")
     return app
 
 

@@ -34,7 +34,9 @@ class RunOptions:
     engine_path: Annotated[Path | None, "Directory of the engine under test."] = None
     engine_python: Annotated[Path | None, "Interpreter that runs the engine."] = None
     engine_option: Annotated[tuple[str, ...], "k=v for the engine; may be repeated."] = ()
-    door: Annotated[tuple[str, ...], "Doors to test; default: all that the engine has."] = ()
+    door: Annotated[
+        tuple[str, ...], "blocks, core, engine, gpu or perf; default: all that the engine has."
+    ] = ()
     level: Annotated[str, "must, or also should, or also may."] = "should"
     req: Annotated[tuple[str, ...], "Requirements, as ids or patterns such as 'PFX-*'."] = ()
     profile: Annotated[str, "Examples: dev 30, ci 100 derandomised, deep 5,000."] = "ci"

@@ -137,7 +137,7 @@ class Session:
         if self.options.known_failures:
             self.known = load_known_failures(self.options.known_failures, self.spec.requirements)
         write_reports(
-            Report(self.spec, {}, {"name": self.options.engine}, complete=False),
+            Report(self.spec, {}, {"name": self.options.engine, "version": ""}, complete=False),
             self.options.report,
         )
         with self.open(self.options) as door:
