@@ -80,7 +80,7 @@ def run(options: RunOptions) -> None:
     Exit code 1 if a must fails, if nothing was evaluated, or if a known failure passes.
     """
     from nanovllm.conformance.parts import replay, suite_parts
-    from nanovllm.conformance.session import NotTestable, Session
+    from nanovllm.conformance.run import NotTestable, SuiteRun
 
     with stderr().status("") as status:
 
@@ -89,7 +89,7 @@ def run(options: RunOptions) -> None:
 
         try:
             with usage_errors():
-                report = Session(options, suite_parts(), replay, tell=tell).run()
+                report = SuiteRun(options, suite_parts(), replay, tell=tell).run()
         except NotTestable as error:
             report_error(str(error))
             raise typer.Exit(ExitCode.USAGE) from error
@@ -159,7 +159,7 @@ def doctor(options: RunOptions) -> None:
     Exit code 1 if something that it declares does not work.
     """
     from nanovllm.conformance.doctor import examine
-    from nanovllm.conformance.session import open_engine
+    from nanovllm.conformance.run import open_engine
 
     with usage_errors(), open_engine(options) as door:
         report = examine(door)
