@@ -133,6 +133,16 @@ class Book:
             count += 1
         return count
 
+    def fits(self, entry: Entry) -> bool:
+        """Whether blocks for all known tokens of a queued `entry` are to be had now (PFX-10)."""
+        held = {block_id for e in self._live.values() for block_id in e.table}
+        used = {self.published[block_id] for block_id in held if block_id in self.published}
+        hits = min(self.num_resident(entry), (len(entry.tokens) - 1) // self.block_size)
+        ends = [(i + 1) * self.block_size for i in range(hits)]
+        shared = sum(History(entry.root, tuple(entry.tokens[:end])) in used for end in ends)
+        missing = -(-len(entry.tokens) // self.block_size) - shared
+        return missing <= self.config.num_kvcache_blocks - len(held)
+
     def before(self, in_flight: bool) -> Before:
         return Before(
             tuple(self.seated),

@@ -182,6 +182,16 @@ def check_admission(
         require(order, "PFX-10", "nothing runs, and", before.queued[0], "is not admitted")
 
 
+def check_head_of_queue(door: Door, before: Before, step: ScheduledStep) -> None:
+    """It stays out of a mixed plan only for want of a seat, of budget or of blocks."""
+    config, queue = door.config, door.book.queued
+    if config.policy != "mixed" or before.in_flight or step.preempted or not queue:
+        return
+    seat = len(door.book.seated) < config.max_num_seqs
+    if seat and step.num_tokens < config.max_num_batched_tokens:
+        require(not door.book.fits(queue[0]), "PFX-10, SCH-16", queue[0], "is not admitted")
+
+
 def check_hits(door: Door, admissions: list[Admission]) -> None:
     bs = door.config.kvcache_block_size
     for a in admissions:
@@ -233,6 +243,7 @@ def check_plan(
     check_idle(door, before, step)
     check_preemption(door, before, step)
     check_admission(door, before, step, admissions)
+    check_head_of_queue(door, before, step)
     check_hits(door, admissions)
     check_eviction_order(door, before, step)
     check_service(door, before, step)

@@ -108,4 +108,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             event(name)
 
 
-TestScheduler = SchedulerMachine.TestCase
+JUDGED = (
+    *("SEQ-2", "SEQ-3", "SEQ-5"),
+    *("BLK-1", "BLK-2", "BLK-4", "BLK-5", "BLK-8"),
+    *("PFX-2", "PFX-3", "PFX-4", "PFX-5", "PFX-6", "PFX-7", "PFX-8", "PFX-9", "PFX-10", "PFX-11"),
+    *("PFX-12", "PFX-14", "PFX-16", "PFX-17"),
+    *("SCH-1", "SCH-2", "SCH-3", "SCH-4", "SCH-5", "SCH-6", "SCH-7a", "SCH-7d", "SCH-8", "SCH-9"),
+    *("SCH-10", "SCH-11", "SCH-12a", "SCH-12b", "SCH-12c", "SCH-12d", "SCH-13", "SCH-14", "SCH-15"),
+    *("SCH-16", "FRK-1", "FRK-2", "FRK-3", "KV-5", "KV-7", "STP-2"),
+)
+TestScheduler = pytest.mark.spec(*JUDGED)(SchedulerMachine.TestCase)
