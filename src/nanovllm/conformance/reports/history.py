@@ -91,7 +91,7 @@ def columns(trace: Mapping[str, Any]) -> list[Column]:
         plan = operation.get("plan")
         if plan:
             tables.drop(_ids(plan.get("preempted", ())) + _ended(plan))
-            rows = {_id(row["id"]): row for row in plan["rows"]}
+            rows = {_id(row["id"]): row for row in plan.get("rows", ())}
             for id, row in rows.items():
                 tables.ends[id] = (list(row["block_table"]), row["start"] + row["count"])
             in_flight = set(rows)
