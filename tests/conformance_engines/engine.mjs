@@ -281,12 +281,13 @@ const CALLS = [
 const engine = new Engine();
 
 function answer({ id, call, args }) {
-  if (!CALLS.includes(call)) return { id, error: { kind: "unsupported", message: call } };
+  if (!CALLS.includes(call)) return { id, error: { kind: "unsupported", message: `no ${call} here` } };
   try {
     return { id, result: engine[call](args) ?? null };
   } catch (error) {
-    const kind = error instanceof Refused ? "refused" : "fault";
-    return { id, error: { kind, message: error.message, traceback: error.stack } };
+    const { message, stack } = error;
+    if (error instanceof Refused) return { id, error: { kind: "refused", message } };
+    return { id, error: { kind: "fault", message, traceback: stack } };
   }
 }
 

@@ -10,7 +10,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from nanovllm.conformance.protocol import RequestId
 
@@ -43,16 +43,22 @@ def decode(kind: Any, value: Any, where: str = "result") -> Any:
         return _items(origin, get_args(kind), value, where)
     if origin is Mapping:
         return _mapping(get_args(kind), value, where)
+    if origin is Literal:
+        return _choice(get_args(kind), value, where)
     return _scalar(kind, value, where)
 
 
 def _scalar(kind: Any, value: Any, where: str) -> Any:
     wanted = (float, int) if kind is float else (kind or types.NoneType)
-    if kind is Mapping and isinstance(value, dict):
-        return value
     # bool is an int in Python, and in nobody's protocol.
     if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
         raise ProtocolError(f"{where}: expected {getattr(kind, '__name__', kind)}, got {value!r}")
+    return value
+
+
+def _choice(allowed: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value not in allowed:
+        raise ProtocolError(f"{where}: expected one of {', '.join(allowed)}, got {value!r}")
     return value
 
 
