@@ -74,7 +74,7 @@ class OwnTests:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self.is_worker or not self.outcomes:
+        if self.is_worker or not (self.names or self.given):
             return
         finished = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         self.report = Report(

@@ -1,0 +1,61 @@
+"""The parts of the suite as a run goes through them, and how a trace is run again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nanovllm.conformance.run import Findings, Part, Subject
+from nanovllm.conformance.scenarios import SCENARIOS, Result, run_scenarios
+from nanovllm.conformance.verdicts import Outcome, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class ScenariosPart:
+    """Positive, exact examples at every door that is tested."""
+
+    name: str = "scenarios"
+
+    def judge(self, subject: Subject, findings: Findings) -> None:
+        wanted = subject.selected.keys()
+        chosen = [
+            scenario
+            for scenario in SCENARIOS
+            if scenario.door in subject.doors and not wanted.isdisjoint(scenario.spec_ids)
+        ]
+        for result in run_scenarios(lambda: subject.door, chosen):
+            if result.violation and result.scenario.level == "should":
+                _deviation(result, subject, findings)
+            else:
+                findings.verdicts += result.verdicts()
+
+
+def _deviation(result: Result, subject: Subject, findings: Findings) -> None:
+    """Of a policy: the verdict of a requirement that is one itself, a remark on a must."""
+    assert result.violation is not None
+    spec_id = result.violation.spec_id
+    deviation = Verdict(
+        spec_id,
+        Outcome.FAIL,
+        result.evaluations.counts[spec_id],
+        result.violation.message,
+        result.story,
+        tests=(result.scenario.name,),
+    )
+    passed = [replace(v, message="") for v in result.verdicts() if v.spec_id != spec_id]
+    findings.verdicts += passed
+    requirement = subject.selected.get(spec_id)
+    if requirement is not None and requirement.level != "must":
+        findings.verdicts.append(deviation)
+    else:
+        findings.remarks.append(deviation)
+
+
+def suite_parts() -> tuple[Part, ...]:
+    """In the order in which they run."""
+    return (ScenariosPart(),)
+
+
+def replay(subject: Subject, trace: Mapping[str, Any]) -> list[Verdict]:
+    raise NotImplementedError
