@@ -1,8 +1,8 @@
 """Positive, exact examples at each door: `SCENARIOS`, and `run_scenarios` to run them.
 
 `core`, `prefix`, `ends`: what a scheduler and its prefix cache must achieve. `boundary`: lengths
-around a block. `cases`: public reports. `blocks`: the blocks door. `engine`, `text`, `oracle_hf`:
-the engine door.
+around a block. `cases`: public reports. `blocks`: the blocks door. `engine`, `text`, `sampling`:
+relations at the engine door; `against_hf`: what needs an oracle there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanovllm.conformance.protocol import EngineFault, Refused, Unsupported
-from nanovllm.conformance.scenarios import blocks, boundary, cases, core, ends, prefix
+from nanovllm.conformance.scenarios import (
+    against_hf,
+    blocks,
+    boundary,
+    cases,
+    core,
+    ends,
+    engine,
+    prefix,
+    sampling,
+    text,
+)
 from nanovllm.conformance.scenarios.scenario import Scenario
 from nanovllm.conformance.scenarios.story import Storyteller
 from nanovllm.conformance.verdicts import Evaluations, Outcome, Verdict, Violation
@@ -21,7 +32,7 @@ __all__ = ["SCENARIOS", "Result", "Scenario", "run_scenario", "run_scenarios"]
 
 SCENARIOS: tuple[Scenario, ...] = tuple(
     scenario
-    for module in (cases, boundary, prefix, core, ends, blocks)
+    for module in (cases, boundary, prefix, core, ends, blocks, engine, text, sampling, against_hf)
     for scenario in module.SCENARIOS
 )
 

@@ -7,8 +7,8 @@ from functools import partial
 
 from nanovllm.conformance.protocol import BlocksDoor, World
 from nanovllm.conformance.scenarios.blocks_driver import Shelf
-from nanovllm.conformance.scenarios.driver import small, span
 from nanovllm.conformance.scenarios.scenario import scenario, scenarios_of
+from nanovllm.conformance.scenarios.track import small, span
 from nanovllm.conformance.verdicts import Evaluations
 
 blocks = partial(scenario, door="blocks")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from nanovllm.conformance.protocol import BlocksDoor, PoolView, World
-from nanovllm.conformance.scenarios.driver import ceil_div
+from nanovllm.conformance.scenarios.track import ceil_div
 from nanovllm.conformance.verdicts import Evaluations
 
 Content = tuple[int, ...]

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from nanovllm.conformance.protocol import CoreDoor
-from nanovllm.conformance.scenarios.driver import Bench, Track, ceil_div, small, span
+from nanovllm.conformance.scenarios.driver import Bench
 from nanovllm.conformance.scenarios.scenario import Run, Scenario
+from nanovllm.conformance.scenarios.track import Track, ceil_div, small, span
 from nanovllm.conformance.verdicts import Evaluations
 
 BLOCK_SIZE = 4

@@ -10,8 +10,9 @@ from itertools import combinations
 
 from nanovllm.conformance.protocol import CoreDoor, Refused, RequestOptions, World
 from nanovllm.conformance.scenarios.core import expect_refused
-from nanovllm.conformance.scenarios.driver import Bench, Track, small, span
+from nanovllm.conformance.scenarios.driver import Bench
 from nanovllm.conformance.scenarios.scenario import scenario, scenarios_of
+from nanovllm.conformance.scenarios.track import Track, small, span
 from nanovllm.conformance.verdicts import Evaluations
 
 CACHE = ("prefix_cache",)

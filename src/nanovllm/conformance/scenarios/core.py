@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from nanovllm.conformance.protocol import CoreDoor, EngineFault, Refused, RequestOptions, World
-from nanovllm.conformance.scenarios.driver import Bench, Track, ceil_div, small, span
+from nanovllm.conformance.scenarios.driver import Bench
 from nanovllm.conformance.scenarios.scenario import scenario, scenarios_of
+from nanovllm.conformance.scenarios.track import Track, ceil_div, small, span
 from nanovllm.conformance.verdicts import Evaluations
 
 

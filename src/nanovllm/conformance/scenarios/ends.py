@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from nanovllm.conformance.protocol import CoreDoor, RequestId, RequestOptions
 from nanovllm.conformance.scenarios.core import expect_refused
-from nanovllm.conformance.scenarios.driver import Bench, Track, small, span
+from nanovllm.conformance.scenarios.driver import Bench
 from nanovllm.conformance.scenarios.scenario import scenario, scenarios_of
+from nanovllm.conformance.scenarios.track import Track, small, span
 from nanovllm.conformance.verdicts import Evaluations
 
 EOS = 90

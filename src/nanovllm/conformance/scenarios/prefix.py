@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from nanovllm.conformance.protocol import CoreDoor, RequestOptions
-from nanovllm.conformance.scenarios.driver import Bench, Track, small, span
+from nanovllm.conformance.scenarios.driver import Bench
 from nanovllm.conformance.scenarios.scenario import scenario, scenarios_of
+from nanovllm.conformance.scenarios.track import Track, small, span
 from nanovllm.conformance.verdicts import Evaluations
 
 CACHE = ("prefix_cache",)

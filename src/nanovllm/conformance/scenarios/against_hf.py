@@ -1,0 +1,199 @@
+"""The engine door against HF transformers: tokens, log probabilities, distributions, penalties."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import Any
+
+from nanovllm.conformance.protocol import EngineDoor
+from nanovllm.conformance.scenarios.engine_driver import TEXTS, EngineBench, request
+from nanovllm.conformance.scenarios.scenario import scenario, scenarios_of
+from nanovllm.conformance.verdicts import Evaluations
+
+engine = partial(scenario, door="engine")
+
+NUM_DRAWS = 1500
+Z_OF_ALPHA = 4.75
+"""Normal quantile of 1 - 1e-6: chi-square tests convict a right engine once in a million runs."""
+ERROR = 1e-4
+"""Probabilities that are so close are not told apart."""
+
+
+@engine("MOD-1", needs=("greedy",))
+def greedy_tokens_equal_those_of_hf(door: EngineDoor, seen: Evaluations) -> None:
+    """Four texts, 32 tokens each, by rule R1."""
+    bench = EngineBench(door, seen)
+    outputs = bench.ask(TEXTS, max_tokens=32)
+    theirs = [bench.oracle.greedy(bench.oracle.encode(text), 32) for text in TEXTS]
+    bench.expect_equal("MOD-1", TEXTS, outputs, theirs, "against HF transformers")
+
+
+@engine("SMP-6", needs=("logprobs", "sampling"))
+def logprobs_are_those_of_the_raw_logits(door: EngineDoor, seen: Evaluations) -> None:
+    """Of the token drawn and of the five best, at temperatures 0.5 and 1.5, within 1e-4."""
+    bench = EngineBench(door, seen)
+    for temperature in (0.5, 1.5):
+        found = bench.ask_one(TEXTS[0], temperature=temperature, max_tokens=6, logprobs=5)
+        prefix = bench.oracle.encode(TEXTS[0])
+        bench.expect(found.logprobs, "SMP-6", "no logprobs are given")
+        for token, entries in zip(found.token_ids, found.logprobs or (), strict=True):
+            expected = bench.oracle.log_probs(prefix)
+            bench.expect(entries[0][0] == token, "SMP-6", entries, "begin not with", token)
+            bench.expect(len(entries) >= 5, "SMP-6", len(entries), "entries, asked for 5")
+            for other, value in entries:
+                error = abs(value - float(expected[other]))
+                bench.expect(error <= 1e-4, "SMP-6", f"token {other}: {value}, off by {error:.1e}")
+            prefix.append(token)
+
+
+@engine("SMP-7", needs=("greedy", "penalties"))
+def penalties_change_the_logits_as_stated(door: EngineDoor, seen: Evaluations) -> None:
+    """Each alone and all together: greedy is the largest of the oracle's penalised logits."""
+    bench = EngineBench(door, seen)
+    for params in (
+        {"repetition_penalty": 1.5},
+        {"presence_penalty": 1.5},
+        {"frequency_penalty": 1.0},
+        {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+    ):
+        _expect_penalised(bench, TEXTS[-1], params)
+
+
+def _expect_penalised(bench: EngineBench, text: str, params: dict[str, float]) -> None:
+    found = bench.ask_one(text, **params)
+    prompt = bench.oracle.encode(text)
+    output: list[int] = []
+    for token in found.token_ids:
+        raw = bench.oracle.logits([*prompt, *output])[-1].tolist()
+        logits = _penalised(raw, prompt, output, params)
+        best = max(range(len(logits)), key=logits.__getitem__)
+        gap = logits[best] - logits[token]
+        message = f"{params}: {token} after {output}, {gap:.1e} below the best, {best}"
+        bench.expect(gap <= ERROR, "SMP-7", message)
+        output.append(token)
+
+
+def _penalised(
+    logits: list[float], prompt: Sequence[int], output: Sequence[int], params: dict[str, float]
+) -> list[float]:
+    """Repetition over prompt and output, then presence and frequency over the output."""
+    factor = params.get("repetition_penalty", 1.0)
+    for token in {*prompt, *output}:
+        logits[token] *= 1 / factor if logits[token] > 0 else factor
+    for token, count in Counter(output).items():
+        logits[token] -= params.get("presence_penalty", 0.0)
+        logits[token] -= params.get("frequency_penalty", 0.0) * count
+    return logits
+
+
+# ---- distributions -----------------------------------------------------------------------------
+
+
+def _draws(bench: EngineBench, prompt: Sequence[int], num: int, **params: Any) -> Counter[int]:
+    """First tokens of `num` requests; with seeds of their own where the engine takes them."""
+    params = {"max_tokens": 1, "ignore_eos": True, **params}
+    seeded = "seed" in bench.door.hello().capabilities
+    jobs = [request(prompt, {**params, "seed": i} if seeded else params) for i in range(num)]
+    return Counter(samples[0].token_ids[0] for samples in bench.door.generate(jobs))
+
+
+def _probabilities(bench: EngineBench, prompt: Sequence[int], temperature: float) -> list[float]:
+    logits = bench.oracle.logits(prompt)[-1]
+    return [float(p) for p in (logits / temperature).softmax(-1)]
+
+
+@engine("SMP-2", needs=("sampling",))
+def draws_follow_the_softmax(door: EngineDoor, seen: Evaluations) -> None:
+    """Chi-square of 1,500 first tokens at temperatures 1 and 0.6."""
+    bench = EngineBench(door, seen)
+    prompt = bench.oracle.encode(TEXTS[-1])
+    for temperature in (1.0, 0.6):
+        counts = _draws(bench, prompt, NUM_DRAWS, temperature=temperature)
+        probabilities = _probabilities(bench, prompt, temperature)
+        statistic, bound = _chi_square(counts, probabilities)
+        label = f"temperature {temperature}: chi-square {statistic:.0f}, at most {bound:.0f}"
+        bench.expect(statistic <= bound, "SMP-2", label)
+
+
+def _chi_square(counts: Counter[int], probabilities: Sequence[float]) -> tuple[float, float]:
+    """The statistic, and its quantile (Wilson-Hilferty); rare tokens make one class."""
+    total = counts.total()
+    common = [token for token, p in enumerate(probabilities) if p * total >= 10]
+    expected = [probabilities[token] * total for token in common]
+    observed = [counts[token] for token in common]
+    expected.append(total - sum(expected))
+    observed.append(total - sum(observed))
+    statistic = sum((o - e) ** 2 / max(e, 1.0) for o, e in zip(observed, expected, strict=True))
+    freedom = len(common)
+    width = 2 / (9 * freedom)
+    return statistic, freedom * (1 - width + Z_OF_ALPHA * width**0.5) ** 3
+
+
+def _expect_support(
+    bench: EngineBench,
+    spec_id: str,
+    counts: Counter[int],
+    kept: Collection[int],
+    allowed: Collection[int],
+    probabilities: Sequence[float],
+) -> None:
+    """Draws lie in `allowed`, and no likely one of `kept` is missing."""
+    outside = sorted(set(counts) - set(allowed))
+    bench.expect(not outside, spec_id, f"drawn: {outside}, which the filter leaves out")
+    share = sum(probabilities[token] for token in allowed)
+    likely = [t for t in kept if counts.total() * probabilities[t] / share >= 20]
+    missing = [token for token in likely if token not in counts]
+    bench.expect(not missing, spec_id, f"never drawn: {missing}, which the filter keeps")
+
+
+def _filtered(
+    door: EngineDoor, seen: Evaluations, temperature: float, **params: Any
+) -> tuple[EngineBench, Counter[int], list[float], list[int]]:
+    """Draws under a filter, the probabilities before it, and tokens from the most probable on."""
+    bench = EngineBench(door, seen)
+    prompt = bench.oracle.encode(TEXTS[-1])
+    counts = _draws(bench, prompt, 400, temperature=temperature, **params)
+    probabilities = _probabilities(bench, prompt, temperature)
+    order = sorted(range(len(probabilities)), key=lambda token: -probabilities[token])
+    return bench, counts, probabilities, order
+
+
+@engine("SMP-3a", needs=("sampling", "top_k"))
+def top_k_keeps_the_k_best(door: EngineDoor, seen: Evaluations) -> None:
+    """k = 4 at temperature 1.5."""
+    bench, counts, p, order = _filtered(door, seen, 1.5, top_k=4)
+    allowed = [token for token in order if p[token] >= p[order[3]] - ERROR]
+    _expect_support(bench, "SMP-3a", counts, order[:4], allowed, p)
+
+
+@engine("SMP-3b", needs=("sampling", "top_p"))
+def top_p_keeps_the_smallest_set_that_reaches_it(door: EngineDoor, seen: Evaluations) -> None:
+    """p = 0.5 at temperature 1.5, the temperature first, the crossing token included."""
+    bench, counts, p, order = _filtered(door, seen, 1.5, top_p=0.5)
+    kept, allowed = (_reaching(order, p, 0.5 + error) for error in (-ERROR, ERROR))
+    _expect_support(bench, "SMP-3b", counts, kept, allowed, p)
+
+
+def _reaching(order: Sequence[int], probabilities: Sequence[float], share: float) -> list[int]:
+    kept: list[int] = []
+    total = 0.0
+    for token in order:
+        if total >= share:
+            break
+        kept.append(token)
+        total += probabilities[token]
+    return kept
+
+
+@engine("SMP-3c", needs=("sampling", "min_p"))
+def min_p_keeps_what_is_so_probable(door: EngineDoor, seen: Evaluations) -> None:
+    """A fifth of the best one's probability, at temperature 1.5."""
+    bench, counts, p, order = _filtered(door, seen, 1.5, min_p=0.2)
+    least = 0.2 * p[order[0]]
+    kept, allowed = ([t for t in order if p[t] >= least + error] for error in (ERROR, -ERROR))
+    _expect_support(bench, "SMP-3c", counts, kept, allowed, p)
+
+
+SCENARIOS = scenarios_of(globals())
