@@ -22,6 +22,7 @@ from nanovllm.conformance.reports.junit import to_junit
 from nanovllm.conformance.reports.markdown import to_markdown
 from nanovllm.conformance.reports.picture import picture
 from nanovllm.conformance.reports.terminal import print_report
+from nanovllm.conformance.reports.text_picture import text_picture
 from nanovllm.conformance.verdicts import Outcome, Verdict
 
 PASS = Verdict("BLK-1", Outcome.PASS, 5)
@@ -306,6 +307,13 @@ def test_picture_is_well_formed_and_says_what_each_cell_is() -> None:
     assert "block 0, step 1: request 0 holds 0-3; request 1 holds 0-3; published" in titles
     assert "block 2, step 4: free, left by 1" in titles
     assert len([t for t in titles if t and t.startswith("block")]) == 4 * 5
+
+
+def test_picture_as_text() -> None:
+    lines = text_picture(TRACE)
+    assert lines[1] == "block 0  r0[0-3]  (r0) (r1)  (r1)    (r1)    r2[8]"
+    assert lines[3] == "block 2  .        r1[4-5]    r1[6]   r1[7]   r1~"
+    assert text_picture({"world": {"block_size": 4}, "operations": []}) == []
 
 
 def test_a_trace_without_steps_has_no_picture() -> None:

@@ -77,7 +77,7 @@ class RequirementTest(pytest.Item):
             pytest.xfail(verdict.message)
         harmless = (Outcome.UNSUPPORTED, Outcome.NOT_EXERCISED, Outcome.BLOCKED)
         if verdict.outcome in harmless or (report and report.is_deviation(verdict)):
-            pytest.skip(f"{verdict.outcome}: {verdict.message}")
+            pytest.skip(f"{verdict.outcome}: {verdict.message}".rstrip(": "))
         raise NotConforming(verdict)
 
     def repr_failure(

@@ -65,7 +65,7 @@ def _case(report: Report, verdict: Verdict) -> ET.Element:
         ET.SubElement(properties, "property", name=name, value=_legal(value))
     if verdict.outcome is not Outcome.PASS:
         tag = "skipped" if report.is_deviation(verdict) else _ELEMENT[verdict.outcome]
-        message = f"{verdict.outcome}: {verdict.message}"
+        message = f"{verdict.outcome}: {verdict.message}".rstrip(": ")
         child = ET.SubElement(case, tag, message=_legal(message))
         child.text = _legal("\n".join([*verdict.story, report.commands.get(verdict.spec_id, "")]))
     return case

@@ -36,7 +36,7 @@ def to_markdown(report: Report) -> str:
                 lines += _story(report, verdict)
         elif verdicts:
             lines += [f"## {report.label(verdicts[0]).capitalize()}", ""]
-            lines += [f"- {v.spec_id}: {_plain(v.message)}" for v in verdicts]
+            lines += [f"- {v.spec_id}: {_plain(v.message)}".rstrip(": ") for v in verdicts]
             lines.append("")
     if report.remarks:
         lines += ["## Remarks", ""]
