@@ -1,279 +1,268 @@
-"""A run of the suite on one engine: opens the door, lets each part judge, makes the report."""
+"""Drives a core door, plays its model with the shadow KV, and tells the checks what happened."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import date
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import TypeVar
 
-from nanovllm.conformance.codec import ProtocolError
-from nanovllm.conformance.files import write_atomically
-from nanovllm.conformance.judge import block, complete, merge
-from nanovllm.conformance.known_failures import (
-    KnownFailure,
-    apply_known,
-    load_known_failures,
-    replay_known,
-    write_known_failures,
+from nanovllm.conformance.book import Book
+from nanovllm.conformance.entries import Derailed, Entry, Flight
+from nanovllm.conformance.events import (
+    Aborted,
+    Added,
+    Committed,
+    Crashed,
+    Drained,
+    Ended,
+    Event,
+    Executed,
+    Failed,
+    Planned,
+    Started,
+    State,
 )
-from nanovllm.conformance.options import RunOptions
+from nanovllm.conformance.operations import Abort, Add, Commit, FailStep, Operation, Schedule
+from nanovllm.conformance.panel import Panel
 from nanovllm.conformance.protocol import (
-    CORE_CAPABILITIES,
-    ENGINE_CAPABILITIES,
+    CoreDoor,
     EngineFault,
     Hello,
+    PoolView,
+    Refused,
+    RequestId,
+    World,
 )
-from nanovllm.conformance.registry import Requirement, list_requirements, load_spec
-from nanovllm.conformance.report import Report, write_reports
-from nanovllm.conformance.transport import OpenDoor, open_door
-from nanovllm.conformance.verdicts import Outcome, Verdict
+from nanovllm.conformance.shadow import Reading, ShadowKV, next_token
 
-TRACE_FOLDER = Path(".nanovllm/traces")
-"""Where traces of failures are kept for `--replay`, below the current directory."""
-
-
-class NotTestable(Exception):  # noqa: N818
-    """The engine cannot be asked anything; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """What a part of the suite is given: an engine and what to judge about it."""
-
-    door: OpenDoor
-    hello: Hello
-    selected: Mapping[str, Requirement]
-    options: RunOptions
-
-    @property
-    def doors(self) -> tuple[str, ...]:
-        """Doors that the engine has and that are to be tested."""
-        wanted = self.options.door or self.hello.doors
-        return tuple(door for door in self.hello.doors if door in wanted)
-
-
-@dataclass(slots=True)
-class Findings:
-    """What the parts have found so far."""
-
-    verdicts: list[Verdict] = field(default_factory=list)
-    remarks: list[Verdict] = field(default_factory=list)
-
-
-class Part(Protocol):
-    """A source of verdicts: corpus, scenarios, state machine."""
-
-    @property
-    def name(self) -> str: ...
-
-    def judge(self, subject: Subject, findings: Findings) -> None:
-        """Add what is found; a defect of the engine is a verdict, never an exception."""
-        ...
-
-
-class Replayer(Protocol):
-    """Runs a trace again."""
-
-    def __call__(self, subject: Subject, trace: Mapping[str, Any]) -> list[Verdict]:
-        """A verdict for each selected requirement that the trace puts to the test."""
-        ...
-
-
-def select(options: RunOptions, hello: Hello) -> dict[str, Requirement]:
-    """What a run judges: ids, levels and doors that are asked for.
-
-    Raises:
-        ValueError: that is nothing, so that a slip in an id is not a pass.
-    """
-    doors = options.door or hello.doors
-    chosen = list_requirements(pattern=options.pattern, levels=options.levels, doors=doors)
-    if not chosen:
-        raise ValueError(
-            f"no requirement is {options.pattern} at level {options.level} of"
-            f" {', '.join(doors) or 'any'} door; see `nanovllm conformance list`"
-        )
-    return {requirement.id: requirement for requirement in chosen}
+T = TypeVar("T")
 
 
 class Session:
-    """One run.
+    """One engine that was just reset, and all that was done with it.
 
     Args:
-        tell: shown to the person who waits: what is being done.
-        parts: in the order in which they run.
-        open: makes the door; another one than `transport.open_door` for an engine in this process.
+        door: of an engine that said `hello`.
+        panel: hears every event.
+        plays_model: draw the tokens; otherwise `commit` is given them.
 
-    Raises:
-        NotTestable: see there; reports on disk then say that they are not complete.
-        ValueError: an option or a known failure is wrong.
+    Every call may raise `Violation`, and `Derailed` when the engine did what cannot be followed;
+    after either, nothing more can be judged. `operations` has what was done until then.
     """
 
     def __init__(
-        self,
-        options: RunOptions,
-        parts: Sequence[Part],
-        replay: Replayer,
-        *,
-        tell: Callable[[str], None] = lambda message: None,
-        open: Callable[[RunOptions], OpenDoor] | None = None,
+        self, door: CoreDoor, hello: Hello, world: World, panel: Panel, *, plays_model: bool = True
     ) -> None:
-        self.options = options
-        self.parts = parts
-        self.replay = replay
-        self.tell = tell
-        self.open = open or open_engine
-        self.spec = load_spec()
-        self.known: dict[str, KnownFailure] = {}
-        self.findings = Findings()
-        self.replayed: dict[str, Verdict] = {}
-        self.began = time.monotonic()
+        self.door = door
+        self.hello = hello
+        self.world = world
+        self.panel = panel
+        self.plays_model = plays_model
+        self.book = Book(world, hello)
+        self.shadow = ShadowKV(world.block_size)
+        self.operations: list[Operation] = []
+        self.num_requests = 0
+        self._alphabet = (1, 2, 1, 2, 1, 2, *world.eos_token_ids)
+        self._pool: PoolView | None = None
 
-    def run(self) -> Report:
-        """Judge, write what is to be written, and return the report."""
-        if self.options.known_failures:
-            self.known = load_known_failures(self.options.known_failures, self.spec.requirements)
-        write_reports(
-            Report(self.spec, {}, {"name": self.options.engine, "version": ""}, complete=False),
-            self.options.report,
-        )
-        with self.open(self.options) as door:
-            subject = self._subject(door)
-            if self.options.replay:
-                self._replay_only(subject, self.options.replay)
-            else:
-                self._run_parts(subject)
-        report = self._report(subject, done=True)
-        write_reports(report, self.options.report)
-        return report
+    def start(self) -> None:
+        """Reset the engine; Refused or Unsupported if it does not offer this world."""
+        self.door.reset(self.world)
+        self._tell(Started(self.book, self._hashes()))
+        self._look("reset")
 
-    def _subject(self, door: OpenDoor) -> Subject:
-        self.tell(f"starting {self.options.engine}")
+    # ---- the calls -------------------------------------------------------------------------
+
+    def add(self, operation: Add) -> bool:
+        """Offer a request; whether the engine took it."""
+        self.operations.append(operation)
+        self.num_requests += 1
+        op, asked = operation, (operation.prompt, operation.max_tokens, operation.options)
         try:
-            hello = door.hello()
-        except (EngineFault, ProtocolError, OSError) as error:
-            raise NotTestable(f"{self.options.engine} does not start: {error}") from error
-        return Subject(door, hello, select(self.options, hello), self.options)
+            self._call("add", partial(self.door.add, op.request, *asked))
+        except Refused as error:
+            op.refused = str(error)
+        self._tell(Added(self.book, *asked, op.refused))
+        if op.refused is None:
+            if not op.prompt or op.max_tokens < 1 or len(op.prompt) >= self.world.max_model_len:
+                raise Derailed("what can never run was accepted")
+            self.book.add(op)
+        self._look("add")
+        return op.refused is None
 
-    def _run_parts(self, subject: Subject) -> None:
-        def replay_one(trace: Mapping[str, Any], spec_id: str) -> Verdict:
-            found = merge(self.replay(subject, trace))
-            return found.get(spec_id, Verdict(spec_id, Outcome.NOT_EXERCISED))
+    def schedule(self) -> Schedule:
+        operation = Schedule()
+        self.operations.append(operation)
+        before = self.book.before()
+        operation.plan = self._call("schedule", self.door.schedule)
+        flight = self.book.plan(operation.plan)
+        self._tell(Planned(self.book, before, flight))
+        rows = operation.plan.rows
+        known = all(s.row.start >= 0 and s.row.end <= s.num_known for s in flight.seatings)
+        if flight.strangers or not known or len({row.id for row in rows}) < len(rows):
+            raise Derailed("rows that cannot be executed")
+        operation.pool = self._look("schedule")
+        return operation
 
-        if self.known:
-            self.tell("known failures")
-            self.replayed = replay_known(self.known, subject.selected, replay_one)
-        for part in self.parts:
-            self.tell(part.name)
-            part.judge(subject, self.findings)
-            write_reports(self._report(subject, done=False), self.options.report)
+    def commit(self, tokens: Mapping[RequestId, int] | None = None) -> Commit:
+        """Execute the oldest plan in flight; `tokens` if the suite does not play the model."""
+        flight = self.book.flights[0]
+        operation = Commit(flight.plan.step)
+        self.operations.append(operation)
+        readings = self.shadow.execute(flight.plan.copies, [s.span for s in flight.seatings])
+        self._tell(Executed(self.book, flight, readings))
+        self._note_misled(flight, readings)
+        drawn = self._draw(flight, readings) if tokens is None else dict(tokens)
+        operation.tokens = drawn
+        ended = self._call("commit", partial(self.door.commit, flight.plan.step, drawn))
+        operation.finished = tuple(ended)
+        told = {finished.id: finished.reason for finished in ended}
+        expected = self.book.commit(drawn, told)
+        self._tell(Committed(self.book, flight, drawn, operation.finished, expected))
+        self._erase(flight, expected)
+        for entry in self.book.settle(ended, expected):
+            self._ended(entry)
+        operation.pool = self._look("commit")
+        return operation
 
-    def _replay_only(self, subject: Subject, path: Path) -> None:
-        self.tell(f"replaying {path}")
-        self.findings.verdicts += self.replay(subject, load_trace(path))
+    def fail_step(self) -> FailStep:
+        """The oldest plan in flight raises; those planned after it are void."""
+        flights = tuple(self.book.flights)
+        operation = FailStep(flights[0].plan.step)
+        self.operations.append(operation)
+        for flight in flights:
+            self.shadow.spoil(flight.plan.copies, [s.span for s in flight.seatings])
+        ended = self._call("fail_step", partial(self.door.fail_step, operation.step))
+        operation.finished = tuple(ended)
+        live = frozenset(self.book.live)
+        self._tell(Failed(self.book, flights, live, operation.finished))
+        self.book.fail(ended)
+        for id in live - self.book.live.keys():
+            self._ended(self.book.entries[id])
+        self._look("fail_step")
+        return operation
 
-    def _report(self, subject: Subject, *, done: bool) -> Report:
-        selected = subject.selected
-        found = merge(v for v in self.findings.verdicts if v.spec_id in selected)
-        if self.options.replay:
-            # Nothing else was to be judged, so nothing else was missed.
-            selected = {i: r for i, r in selected.items() if i in found or self.options.req}
-        verdicts = complete(selected, found, subject.hello)
-        verdicts = apply_known(self.known, verdicts, self.replayed, date.today())
-        if done and self.options.known_failures_write:
-            written = self.options.known_failures_write
-            write_known_failures(written, verdicts.values(), self.known)
-        verdicts = block(self.spec.requirements, verdicts)
-        return Report(
-            self.spec,
-            verdicts,
-            engine=engine_facts(self.options, subject.hello),
-            capabilities=declared(subject.hello),
-            settings=self._settings(subject),
-            commands=self._commands(verdicts.values()) if done else {},
-            remarks=tuple(r for r in self.findings.remarks if r.spec_id in selected),
-            complete=done,
-            seconds=time.monotonic() - self.began,
-        )
+    def abort(self, request: int) -> bool:
+        operation = Abort(request)
+        self.operations.append(operation)
+        mine = [e for e in self.book.live.values() if e.id.request == request]
+        alive = any(not entry.aborting for entry in mine)
+        operation.took = self._call("abort", partial(self.door.abort, request))
+        self._tell(Aborted(self.book, request, alive, operation.took))
+        if operation.took is not alive:
+            raise Derailed("whether the request was aborted is not known")
+        if alive:
+            self.book.abort(request)
+            for entry in mine:
+                if entry.reason is not None:
+                    self._ended(entry)
+        self._look("abort")
+        return operation.took
 
-    def _settings(self, subject: Subject) -> dict[str, Any]:
-        options = self.options
-        if options.replay:
-            return {"replay": str(options.replay)}
-        doors = " ".join(subject.doors)
-        return {
-            "doors": doors,
-            "level": options.level,
-            "profile": options.profile,
-            "seed": options.seed,
-        }
+    # ---- whole runs ------------------------------------------------------------------------
 
-    def _commands(self, verdicts: Iterable[Verdict]) -> dict[str, str]:
-        """How to see each failure again; its trace is kept for that."""
-        commands: dict[str, str] = {}
-        for verdict in verdicts:
-            if verdict.outcome not in (Outcome.FAIL, Outcome.ERROR, Outcome.KNOWN_FAIL):
-                continue
-            if verdict.trace is None:
-                commands[verdict.spec_id] = self.options.rerun(verdict.spec_id)
-            else:
-                path = self.options.replay or save_trace(verdict)
-                commands[verdict.spec_id] = self.options.command(
-                    "--req", verdict.spec_id, "--replay", str(path)
+    @property
+    def may_schedule(self) -> bool:
+        return len(self.book.flights) <= self.hello.ahead
+
+    def step(self) -> None:
+        """Commit what is in flight, then schedule and commit."""
+        self.land()
+        self.schedule()
+        self.land()
+
+    def land(self) -> None:
+        while self.book.flights:
+            self.commit()
+
+    def drain(self) -> None:
+        """Run until nothing is left, within the bound of SCH-6."""
+        self.land()
+        requests = tuple(self.book.live.values())
+        work = sum(len(entry.prompt) + entry.room for entry in requests)
+        bound = len(requests) * work + len(requests) + self.hello.ahead
+        steps = 0
+        while self.book.live and steps < bound:
+            self.step()
+            steps += 1
+        self._tell(Drained(self.book, steps, bound, requests, tuple(self.book.live.values())))
+
+    # ---- the model -------------------------------------------------------------------------
+
+    def _draw(self, flight: Flight, readings: Sequence[Reading]) -> dict[RequestId, int]:
+        tokens: dict[RequestId, int] = {}
+        for seating, reading in zip(flight.seatings, readings, strict=True):
+            entry = seating.entry
+            if seating.row.end == entry.num_known:
+                k = entry.num_known - len(entry.prompt) + 1
+                tokens[entry.id] = self._token(entry, reading.digest, k)
+        return tokens
+
+    def _token(self, entry: Entry, digest: int, k: int) -> int:
+        """Output number `k`; what would end the request too early is masked (STP-2)."""
+        masked = self.book.end_tokens(entry) if k <= entry.options.min_tokens else ()
+        forced = entry.forced.get(k)
+        if forced is not None and forced not in masked:
+            return forced
+        # One token more than can be masked, so that some are always left.
+        allowed = [token for token in (*self._alphabet, 3) if token not in masked]
+        return next_token(digest, entry.seed, entry.id.sample, allowed)
+
+    def alone(self, entry: Entry) -> tuple[list[int], str]:
+        """Completion and reason of the request computed alone, without a cache."""
+        node = entry.path[len(entry.prompt) - 1]
+        completion: list[int] = []
+        while True:
+            completion.append(self._token(entry, node.digest, len(completion) + 1))
+            node = node.then(completion[-1])
+            if reason := self.book.ending(entry, completion):
+                return completion, reason
+
+    def _note_misled(self, flight: Flight, readings: Sequence[Reading]) -> None:
+        for seating, reading in zip(flight.seatings, readings, strict=True):
+            if not seating.kept:
+                seating.entry.misled = any(
+                    misread.position < seating.row.start and misread.before is not misread.wanted
+                    for misread in reading.misreads
                 )
-        return commands
 
+    def _erase(self, flight: Flight, expected: Mapping[RequestId, str]) -> None:
+        for seating in flight.seatings:
+            if expected.get(seating.entry.id) == "error":
+                self.shadow.erase(seating.span)
 
-def open_engine(options: RunOptions) -> OpenDoor:
-    """The engine's door; the reference runs in this process unless it has another interpreter."""
-    here = options.engine == "reference" and not (options.engine_path or options.engine_python)
-    return open_door(
-        options.engine,
-        path=options.engine_path,
-        python=str(options.engine_python) if options.engine_python else None,
-        options=options.engine_options(),
-        transport="in-process" if here else "subprocess",
-    )
+    # ---- what is told ----------------------------------------------------------------------
 
+    def _call(self, name: str, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except EngineFault as error:
+            self._tell(Crashed(self.book, name, str(error)))
+            raise Derailed(f"{name}: {error}") from error
 
-def engine_facts(options: RunOptions, hello: Hello) -> dict[str, Any]:
-    return {
-        "name": hello.engine,
-        "version": hello.version,
-        "spec": options.engine,
-        "path": str(options.engine_path) if options.engine_path else None,
-        "options": options.engine_options(),
-        "doors": list(hello.doors),
-        "ahead": hello.ahead,
-    }
+    def _tell(self, event: Event) -> None:
+        self.panel.hear(event)
 
+    def _ended(self, entry: Entry) -> None:
+        self._tell(Ended(self.book, entry, self.alone(entry) if self.plays_model else None))
 
-def declared(hello: Hello) -> dict[str, bool]:
-    """All capabilities that its doors can have, and whether it has them."""
-    possible = {"core": CORE_CAPABILITIES, "engine": ENGINE_CAPABILITIES}
-    names = {name for door in hello.doors for name in possible.get(door, ())}
-    return {name: name in hello.capabilities for name in sorted(names)}
+    def _look(self, call: str) -> PoolView | None:
+        """Between two calls: what the engine shows of itself."""
+        capabilities, book = self.hello.capabilities, self.book
+        pool = self._call("pool", self.door.pool) if "pool" in capabilities else None
+        stats = self._call("stats", self.door.stats) if "stats" in capabilities else None
+        flying = (seating for flight in book.flights for seating in flight.seatings)
+        settled = not book.uncertain and all(s.epoch == s.entry.epoch for s in flying)
+        self._tell(State(book, self.shadow, call, settled, pool, self._pool, stats))
+        self._pool = pool
+        return pool
 
-
-def save_trace(verdict: Verdict) -> Path:
-    """Keep a trace below the current directory; returns where."""
-    ignored = TRACE_FOLDER.parent / ".gitignore"
-    if not ignored.exists():
-        write_atomically(ignored, "*\n")
-    path = TRACE_FOLDER / f"{verdict.spec_id}.json"
-    write_atomically(path, json.dumps(verdict.trace) + "\n")
-    return path
-
-
-def load_trace(path: Path) -> dict[str, Any]:
-    """Raises ValueError if the file holds no trace."""
-    try:
-        trace = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from error
-    if not isinstance(trace, dict) or "operations" not in trace:
-        raise ValueError(f"{path}: is no trace, which is an object with `operations`")
-    return trace
+    def _hashes(self) -> tuple[tuple[tuple[int, ...], str | None, str], ...]:
+        """Of the blocks over two tokens, behind nothing and behind the first of them; twice."""
+        if "hash" not in self.hello.capabilities:
+            return ()
+        blocks = list(product((1, 2), repeat=self.world.block_size))[:8]
+        first = self._call("hash", partial(self.door.hash, blocks[0], None))
+        asked = [(tokens, parent) for tokens in blocks for parent in (None, first)] * 2
+        return tuple((t, p, self._call("hash", partial(self.door.hash, t, p))) for t, p in asked)

@@ -1,0 +1,248 @@
+"""SCH, STP: what is refused, why a request ends, what abort and a failed step leave."""
+
+from __future__ import annotations
+
+from nanovllm.conformance.checks.blocks import used
+from nanovllm.conformance.checks.check import Require, check
+from nanovllm.conformance.events import (
+    Aborted,
+    Added,
+    Committed,
+    Crashed,
+    Ended,
+    Failed,
+    Planned,
+    State,
+)
+from nanovllm.conformance.protocol import RequestId
+
+# ---- when added ----------------------------------------------------------------------------------
+
+
+def never_runs(added: Added) -> bool:
+    """SCH-7a: no engine could give it a single token."""
+    p, world = len(added.prompt), added.book.world
+    return p == 0 or p >= world.max_model_len or p > world.num_blocks * world.block_size
+
+
+def beyond_the_room(added: Added) -> bool:
+    """SCH-7d: it asks for more outputs than there is room for."""
+    stored, world = len(added.prompt) + added.max_tokens - 1, added.book.world
+    return stored >= world.max_model_len or stored > world.num_blocks * world.block_size
+
+
+def could_not_return(added: Added) -> bool:
+    """SCH-14: without chunks, it could outgrow the budget and never be admitted again."""
+    stored = len(added.prompt) + added.max_tokens - 1
+    chunked = "chunked_prefill" in added.book.hello.capabilities
+    return not chunked and stored > added.book.world.max_num_batched_tokens
+
+
+def asks_nonsense(added: Added) -> bool:
+    return added.max_tokens < 1 or added.options.min_tokens > added.max_tokens
+
+
+def names(message: str, *numbers: int) -> bool:
+    return any(str(number) in message for number in numbers)
+
+
+@check("SCH-7a", Added)
+def prompts_that_never_fit_are_refused(added: Added, require: Require) -> None:
+    p, refusal, world = len(added.prompt), added.refusal, added.book.world
+    if never_runs(added):
+        require(refusal is not None, "a prompt of", p, "tokens is accepted")
+        blocks = -(-p // world.block_size)
+        named = p == 0 or asks_nonsense(added) or names(refusal or "", p, blocks)
+        require(named, "a prompt of", p, "tokens is refused without its numbers:", refusal)
+    elif not (beyond_the_room(added) or could_not_return(added) or asks_nonsense(added)):
+        require(refusal is None, "a prompt of", p, "tokens fits, and is refused:", refusal)
+
+
+@check("SCH-7b", Added)
+def max_tokens_below_one_is_refused(added: Added, require: Require) -> None:
+    if added.max_tokens < 1 and not never_runs(added):
+        require(added.refusal is not None, "max_tokens", added.max_tokens, "is accepted")
+
+
+@check("SCH-7d", Added)
+def outputs_beyond_the_room_are_refused_or_cut(added: Added, require: Require) -> None:
+    if beyond_the_room(added) and not (never_runs(added) or asks_nonsense(added)):
+        p, k = len(added.prompt), added.max_tokens
+        named = added.refusal is None or names(added.refusal, p, k, p + k, p + k - 1)
+        require(named, f"p={p} and max_tokens={k}: refused without the numbers:", added.refusal)
+
+
+@check("SCH-7d", Ended)
+def cut_requests_end_with_their_room(ended: Ended, require: Require) -> None:
+    entry = ended.entry
+    if entry.max_tokens > entry.room and entry.reason == "length":
+        k = len(entry.completion)
+        require(k == entry.room, entry, "ends after", k, "outputs, there is room for", entry.room)
+
+
+@check("STP-2", Added, "min_tokens")
+def more_min_tokens_than_max_tokens_is_refused(added: Added, require: Require) -> None:
+    least, most = added.options.min_tokens, added.max_tokens
+    if least > most >= 1 and not never_runs(added):
+        require(added.refusal is not None, f"min_tokens={least}, max_tokens={most} is accepted")
+
+
+@check("SCH-7a", Crashed)
+def refusing_is_an_error_that_says_so(crashed: Crashed, require: Require) -> None:
+    if crashed.call == "add":
+        require(False, "add raises no ValueError:", crashed.error)
+
+
+# ---- why it ends ---------------------------------------------------------------------------------
+
+
+def told(committed: Committed) -> dict[RequestId, str]:
+    return {finished.id: finished.reason for finished in committed.ended}
+
+
+def draws(committed: Committed, id: RequestId) -> tuple[bool, bool]:
+    """Whether its token is an end-of-sequence that it does not ignore; whether a stop id."""
+    entry, token = committed.book.entries[id], committed.tokens[id]
+    is_eos = token in committed.book.world.eos_token_ids
+    return is_eos and not entry.options.ignore_eos, token in entry.options.stop_token_ids
+
+
+def sampling(committed: Committed) -> list[RequestId]:
+    """Rows whose token decides whether their request goes on."""
+    return [
+        seating.entry.id
+        for seating in committed.flight.seatings
+        if seating.entry.id in committed.tokens
+        and seating.entry.id in committed.book.live
+        and not seating.entry.aborting
+        and not seating.entry.open_end
+    ]
+
+
+@check("SCH-12a", Committed)
+def eos_ends(committed: Committed, require: Require) -> None:
+    ended, eos = told(committed), committed.book.world.eos_token_ids
+    for id in sampling(committed):
+        if committed.tokens[id] in eos and not draws(committed, id)[1]:
+            entry = committed.book.entries[id]
+            ends = not entry.options.ignore_eos or committed.expected.get(id) == "length"
+            require((id in ended) == ends, entry, "drew an eos; ended:", id in ended)
+
+
+@check("SCH-12b", Committed)
+def max_tokens_end(committed: Committed, require: Require) -> None:
+    ended, eos = told(committed), committed.book.world.eos_token_ids
+    for id in sampling(committed):
+        entry = committed.book.entries[id]
+        if committed.tokens[id] in eos or any(draws(committed, id)):
+            continue
+        ends = committed.expected.get(id) == "length"
+        k = len(entry.completion)
+        require((id in ended) == ends, entry, f"has {k} of {entry.room}; ended:", id in ended)
+
+
+@check("SCH-12c", Committed, "stop")
+def stop_ids_end(committed: Committed, require: Require) -> None:
+    ended = told(committed)
+    for id in sampling(committed):
+        if draws(committed, id)[1]:
+            require(id in ended, committed.book.entries[id], "drew a stop id and goes on")
+
+
+@check("SCH-12d", Committed)
+def reasons_are_right(committed: Committed, require: Require) -> None:
+    """`stop` wins over `length`; nobody ends twice."""
+    ids = [finished.id for finished in committed.ended]
+    require(len(set(ids)) == len(ids), "ended twice:", ids)
+    for id in sampling(committed):
+        got, expected = told(committed).get(id), committed.expected.get(id)
+        if got and expected:
+            entry = committed.book.entries[id]
+            require(got == expected, entry, "ended by", got, "instead of", expected)
+
+
+@check("SCH-12b", Planned)
+def ended_requests_have_no_rows(planned: Planned, require: Require) -> None:
+    _no_rows_of(planned, require, ("stop", "length"))
+
+
+@check("SCH-14", Committed, "chunked_prefill")
+def nothing_ends_before_its_last_chunk(committed: Committed, require: Require) -> None:
+    for seating in committed.flight.seatings:
+        entry = seating.entry
+        if not (seating.samples or entry.aborting or entry.open_end or entry.reason):
+            require(entry.id not in told(committed), entry, "ended by a chunk of its prompt")
+
+
+# ---- abort, and steps that raise -----------------------------------------------------------------
+
+
+@check("SCH-13", Aborted, "abort")
+def abort_says_whether_it_took(aborted: Aborted, require: Require) -> None:
+    require(aborted.took is aborted.alive, f"abort of r{aborted.request} says", aborted.took)
+
+
+@check("SCH-13", Planned, "abort")
+def aborted_requests_have_no_rows(planned: Planned, require: Require) -> None:
+    _no_rows_of(planned, require, ("abort",))
+
+
+@check("SCH-13", Committed, "abort")
+def abort_takes_effect_at_the_commit(committed: Committed, require: Require) -> None:
+    for id, reason in committed.expected.items():
+        if reason == "abort":
+            got = told(committed).get(id, "abort")
+            require(got == "abort", committed.book.entries[id], "was aborted, ended by", got)
+
+
+@check("SCH-13", State, "abort", "pool")
+def abort_frees_all_once(state: State, require: Require) -> None:
+    if state.call == "abort" and state.settled and state.pool is not None:
+        counts, held = used(state.pool), dict(+state.book.blocks.held)
+        require(counts == held, "reference counts", counts, "live tables name", held)
+
+
+@check("SCH-13", Crashed, "abort")
+def abort_never_raises(crashed: Crashed, require: Require) -> None:
+    if crashed.call == "abort":
+        require(False, "abort raises:", crashed.error)
+
+
+@check("SCH-15", Failed, "fail_step")
+def failed_steps_end_with_an_error(failed: Failed, require: Require) -> None:
+    ids = [finished.id for finished in failed.ended]
+    requests = {seating.entry.id.request for f in failed.flights for seating in f.seatings}
+    require(len(set(ids)) == len(ids), "ended twice:", ids)
+    for finished in failed.ended:
+        entry = failed.book.entries.get(finished.id)
+        require(finished.id in failed.live, finished.id, "ended, and was not alive")
+        require(finished.id.request in requests, entry, "ended, and was not in the step")
+        aborting = entry is not None and entry.aborting
+        allowed = ("error", "abort") if aborting else ("error",)
+        require(finished.reason in allowed, entry, "ended by", finished.reason)
+
+
+@check("SCH-15", State, "fail_step", "pool")
+def failed_steps_conserve_blocks(state: State, require: Require) -> None:
+    if state.call == "fail_step" and state.settled and state.pool is not None:
+        counts, held = used(state.pool), dict(+state.book.blocks.held)
+        require(counts == held, "reference counts", counts, "live tables name", held)
+
+
+@check("SCH-15", Planned, "fail_step")
+def failed_requests_have_no_rows(planned: Planned, require: Require) -> None:
+    _no_rows_of(planned, require, ("error",))
+
+
+@check("SCH-15", Crashed, "fail_step")
+def engine_survives_a_failed_step(crashed: Crashed, require: Require) -> None:
+    if crashed.call == "fail_step":
+        require(False, "fail_step raises:", crashed.error)
+
+
+def _no_rows_of(planned: Planned, require: Require, reasons: tuple[str, ...]) -> None:
+    entries = planned.book.entries
+    if any(entry.reason in reasons for entry in entries.values()):
+        strangers = [entries[row.id] for row in planned.flight.strangers if row.id in entries]
+        late = [entry for entry in strangers if entry.reason in reasons]
+        require(not late, "they ended, and have rows:", late)
