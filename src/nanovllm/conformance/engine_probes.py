@@ -13,7 +13,7 @@ from nanovllm.conformance.probes import expect
 from nanovllm.conformance.protocol import EngineDoor, EngineRequest, EngineResult
 
 PROMPT = tuple(range(10, 50))
-LENGTH = 16
+LENGTH = 12
 
 
 def complete(door: EngineDoor, **params: Any) -> EngineResult:

@@ -93,7 +93,7 @@ def import_engine(root: Path, stand_ins: Iterable[str]) -> SimpleNamespace:
         sys.modules[bare.__name__] = bare
     sys.path.insert(0, str(upwards[len(parts)]))
     sys.meta_path.insert(0, _StandIns(stand_ins))
-    modules = SimpleNamespace(package=parts[0] if parts else folder.name)
+    modules = SimpleNamespace(name=root.name)
     for name in MODULES:
         exists = (folder / f"{name}.py").exists()
         module = importlib.import_module(".".join([*parts, name])) if exists else None

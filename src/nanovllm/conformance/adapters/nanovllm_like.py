@@ -92,7 +92,7 @@ class Blocks:
         if self.real_hash is not None:
             capabilities += ["prefix_cache", "hash", "hash_override"]
         return {
-            "engine": self.modules.package,
+            "engine": self.modules.name,
             "version": self.version,
             "doors": self.doors,
             "capabilities": capabilities,

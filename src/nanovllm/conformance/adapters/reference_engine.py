@@ -16,6 +16,14 @@ from nanovllm.conformance.protocol import (
 from nanovllm.outputs import RequestOutput
 from nanovllm.sampling_params import SamplingParams
 
+OPTIONS = {
+    "block_size": "kvcache_block_size",
+    "num_blocks": "num_kvcache_blocks",
+    "policy": "scheduling_policy",
+    "prefix_cache": "enable_prefix_caching",
+}
+"""Names of the suite, and what `LLM` calls them."""
+
 
 class ReferenceEngine:
     """The engine door; see `protocol.EngineDoor`.
@@ -43,7 +51,8 @@ class ReferenceEngine:
             self.llm_class = LLM
         self.close()
         try:
-            self.llm = self.llm_class(model or None, **options)
+            named = {OPTIONS.get(name, name): value for name, value in options.items()}
+            self.llm = self.llm_class(model or None, **named)
         except ValueError as error:
             raise Refused(str(error)) from error
 

@@ -12,7 +12,9 @@ import vllm
 
 OPTIONS = {
     "kvcache_block_size": "block_size",
+    "num_blocks": "num_gpu_blocks_override",
     "num_kvcache_blocks": "num_gpu_blocks_override",
+    "prefix_cache": "enable_prefix_caching",
     "skip_tokenizer": "skip_tokenizer_init",
 }
 PARAMS = {"include_stop": "include_stop_str_in_output"}

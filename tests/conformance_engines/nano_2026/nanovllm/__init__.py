@@ -1,0 +1,1 @@
+raise ImportError("an engine's package imports its model, which needs a GPU")
