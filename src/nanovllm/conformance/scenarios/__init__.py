@@ -44,8 +44,9 @@ class Result:
     Attributes:
         evaluations: what it put to the test before it ended.
         violation: what did not hold.
-        error: what kept it from judging: the harness, or an adapter that lacks what it declares.
-        unsupported: the capabilities that the engine does not declare.
+        error: what kept it from judging, if that was not the engine.
+        unsupported: the capabilities that the engine does not declare, or what else its adapter
+            does not offer.
         story: the calls that it made, one a line.
     """
 
@@ -90,6 +91,7 @@ def run_scenario(scenario: Scenario, door: Any) -> Result:
         return Result(scenario, Evaluations(), unsupported=missing)
     seen, teller = Evaluations(), Storyteller(door)
     violation, error = None, ""
+    unsupported: tuple[str, ...] = ()
     try:
         scenario.run(teller, seen)
     except Violation as found:
@@ -98,32 +100,15 @@ def run_scenario(scenario: Scenario, door: Any) -> Result:
         what = "refused" if isinstance(raised, Refused) else "raised"
         violation = Violation(scenario.spec_ids[0], f"the engine {what}: {raised}")
     except Unsupported as raised:
-        error = f"declared, but the adapter says that it is unsupported: {raised}"
+        unsupported = (str(raised),)
     except Exception as raised:
         error = f"{type(raised).__name__}: {raised}"
-    return Result(scenario, seen, violation, error, story=teller.story())
+    return Result(scenario, seen, violation, error, unsupported, teller.story())
 
 
 def run_scenarios(
     open_door: Callable[[], Any], select: Iterable[Scenario] = SCENARIOS
 ) -> Iterator[Result]:
-    """Run scenarios one by one at a door that is opened once.
-
-    A fault may leave an engine in any state: the door is opened anew after each.
-    """
-    door = None
+    """Run scenarios one by one, each at the door that `open_door` gives; each resets it."""
     for scenario in select:
-        door = door or open_door()
-        result = run_scenario(scenario, door)
-        yield result
-        if result.violation or result.error:
-            _stop(door)
-            door = None
-    if door is not None:
-        _stop(door)
-
-
-def _stop(door: Any) -> None:
-    stop = getattr(door, "stop", None)
-    if stop:
-        stop()
+        yield run_scenario(scenario, open_door())

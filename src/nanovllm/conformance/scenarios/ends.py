@@ -23,12 +23,22 @@ def _expect_end(
 
 @scenario("SCH-12a", "SCH-12d")
 def eos_ends_a_request_and_counts(door: CoreDoor, seen: Evaluations) -> None:
-    """The second output is one of two eos ids."""
+    """The second output is the eos."""
+    _expect_eos_to_end(door, seen, EOS, EOS)
+
+
+@scenario("SCH-12a", "SCH-12d")
+def each_of_several_eos_ids_ends_a_request(door: CoreDoor, seen: Evaluations) -> None:
+    """The second output is one of two."""
     for eos in (EOS, EOS + 1):
-        bench = Bench(door, small(eos_token_ids=(EOS, EOS + 1)), seen)
-        track = bench.add([1, 2], 5, forced=(5, eos))
-        bench.drain()
-        _expect_end(bench, track, "SCH-12a", 2, "stop", "SCH-12d")
+        _expect_eos_to_end(door, seen, eos, EOS, EOS + 1)
+
+
+def _expect_eos_to_end(door: CoreDoor, seen: Evaluations, eos: int, *ids: int) -> None:
+    bench = Bench(door, small(eos_token_ids=ids), seen)
+    track = bench.add([1, 2], 5, forced=(5, eos))
+    bench.drain()
+    _expect_end(bench, track, "SCH-12a", 2, "stop", "SCH-12d")
 
 
 @scenario("SCH-12a")
