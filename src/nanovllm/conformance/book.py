@@ -181,6 +181,7 @@ class Book:
             epoch=entry.epoch,
             is_admission=is_admission,
         )
+        self._note_hits(seating)
         self.blocks.hold(entry, row.block_table, -(-row.start // self.world.block_size))
         entry.restored = False
         entry.num_planned = row.end
@@ -197,6 +198,17 @@ class Book:
             entry.num_cached = row.start
         entry.has_hit |= row.start > 0
         return Admission(seating, len(entry.path), run)
+
+    def _note_hits(self, seating: Seating) -> None:
+        entry, row, bs = seating.entry, seating.row, self.world.block_size
+        if seating.is_admission:
+            used = [
+                self.blocks.held[block_id] > 0 for block_id in row.block_table[: row.start // bs]
+            ]
+            self.events["hit on a used block"] += any(used)
+            self.events["hit on a free block"] += not all(used)
+            num_resident = len(self.blocks.run(entry.contents(bs)))
+            self.events["whole prompt resident"] += num_resident * bs == entry.num_known
 
     def _note_twins(self, admissions: Sequence[Admission]) -> None:
         """Requests that begin with the same block, computed in the same plan (PFX-15)."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import product
 from typing import TypeVar
 
 from nanovllm.conformance.book import Book
@@ -65,6 +64,7 @@ class Session:
         self.num_requests = 0
         self._alphabet = (1, 2, 1, 2, 1, 2, *world.eos_token_ids)
         self._pool: PoolView | None = None
+        self._num_asked: int | None = None
 
     def start(self) -> None:
         """Reset the engine; Refused or Unsupported if it does not offer this world."""
@@ -160,6 +160,11 @@ class Session:
         self._look("abort")
         return operation.took
 
+    @property
+    def asked(self) -> list[Operation]:
+        """What was done before the final drain."""
+        return self.operations[: self._num_asked]
+
     # ---- whole runs ------------------------------------------------------------------------
 
     @property
@@ -178,6 +183,7 @@ class Session:
 
     def drain(self) -> None:
         """Run until nothing is left, within the bound of SCH-6."""
+        self._num_asked = len(self.operations)
         self.land()
         requests = tuple(self.book.live.values())
         work = sum(len(entry.prompt) + entry.room for entry in requests)
@@ -259,10 +265,12 @@ class Session:
         return pool
 
     def _hashes(self) -> tuple[tuple[tuple[int, ...], str | None, str], ...]:
-        """Of the blocks over two tokens, behind nothing and behind the first of them; twice."""
+        """Of blocks that a careless encoding confuses, behind nothing and behind the first; twice."""
         if "hash" not in self.hello.capabilities:
             return ()
-        blocks = list(product((1, 2), repeat=self.world.block_size))[:8]
+        bs = self.world.block_size
+        starts = [(1, 1), (1, 2), (2, 1), (1, 23), (12, 3), (257, 1), (65537, 1)]
+        blocks = list(dict.fromkeys((*start, *[1] * bs)[:bs] for start in starts))
         first = self._call("hash", partial(self.door.hash, blocks[0], None))
         asked = [(tokens, parent) for tokens in blocks for parent in (None, first)] * 2
         return tuple((t, p, self._call("hash", partial(self.door.hash, t, p))) for t, p in asked)

@@ -1,0 +1,103 @@
+"""Examples, lived through with all checks on, until every one of them has had its say."""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from nanovllm.conformance.checks import CHECKS
+from nanovllm.conformance.entries import Derailed
+from nanovllm.conformance.panel import Panel
+from nanovllm.conformance.protocol import CoreDoor, Hello, Refused, Unsupported, World
+from nanovllm.conformance.session import Session
+from nanovllm.conformance.verdicts import Violation
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A world, and what is done in it with a session that has not started."""
+
+    world: World
+    play: Callable[[Session], None]
+
+
+@dataclass(slots=True)
+class Examination:
+    """What came of it.
+
+    Attributes:
+        counts: requirement -> evaluations while nothing that fails could hide any.
+        failures: requirement -> the first session that shows it, and how.
+        errors: requirement -> what of the harness or the adapter went wrong.
+        events: situation -> number of examples that came to it.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    failures: dict[str, tuple[Session, Violation]] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    events: Counter[str] = field(default_factory=Counter)
+
+
+def examine(
+    door: CoreDoor,
+    hello: Hello,
+    examples: Sequence[Example],
+    select: Collection[str] | None = None,
+) -> Examination:
+    """Live through the examples; then again without the checks that failed, until none does.
+
+    An example ends with its first violation, so that one which fails often would hide others.
+    """
+    result = Examination()
+    remaining = {c.spec_id for c in CHECKS if select is None or c.spec_id in select}
+    while remaining:
+        panel = Panel(hello.capabilities, remaining)
+        result.events.clear()
+        for example in examples:
+            session = Session(door, hello, example.world, panel)
+            try:
+                _live(example, session, panel, result)
+            except Exception:
+                trace = traceback.format_exc()
+                result.errors.update((spec_id, trace) for spec_id in remaining)
+                return result
+            result.events.update(+Counter({k: min(v, 1) for k, v in session.book.events.items()}))
+        result.counts.update(panel.evaluations.counts)
+        result.errors.update(panel.errors)
+        failed = remaining & result.failures.keys()
+        if not failed:
+            break
+        remaining -= failed
+        for spec_id in remaining:
+            del result.counts[spec_id]
+    return result
+
+
+def _live(example: Example, session: Session, panel: Panel, result: Examination) -> None:
+    try:
+        example.play(session)
+    except Violation:
+        for violation in panel.violations:
+            result.failures.setdefault(violation.spec_id, (session, violation))
+    except Derailed:
+        pass
+    except (Refused, Unsupported):
+        if session.operations:
+            raise  # it did not even start in this world, which is its right; this is not
+
+
+def again(
+    door: CoreDoor, hello: Hello, example: Example, spec_id: str
+) -> tuple[Session, Violation] | None:
+    """The example with the checks of one requirement alone; None if they do not fail."""
+    panel = Panel(hello.capabilities, {spec_id})
+    session = Session(door, hello, example.world, panel)
+    try:
+        example.play(session)
+    except Violation as violation:
+        return session, violation
+    except (Derailed, Refused, Unsupported):
+        return None
+    return None

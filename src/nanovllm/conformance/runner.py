@@ -1,0 +1,121 @@
+"""Judges an engine at the core door: the corpus, then what the state machine draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from random import Random, SystemRandom
+from types import MappingProxyType
+from typing import Any
+
+from nanovllm.conformance.checks import CHECKS
+from nanovllm.conformance.examination import Example, again, examine
+from nanovllm.conformance.machine import perform, wander
+from nanovllm.conformance.operations import Operation
+from nanovllm.conformance.panel import applicable
+from nanovllm.conformance.protocol import CoreDoor, Hello, World
+from nanovllm.conformance.shrink import Failure, shrink
+from nanovllm.conformance.strategies import draw_world
+from nanovllm.conformance.trace import corpus, example_of, verdict_of
+from nanovllm.conformance.verdicts import Outcome, Verdict
+
+CORE_REQUIREMENTS = tuple(dict.fromkeys(check.spec_id for check in CHECKS))
+"""What the state machine can judge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How many examples; `derandomised` means the same ones every time, unless a seed is given."""
+
+    examples: int
+    derandomised: bool = False
+    shrinks: bool = True
+
+
+PROFILES: Mapping[str, Profile] = MappingProxyType(
+    {
+        "dev": Profile(30),
+        "ci": Profile(100, derandomised=True),
+        "deep": Profile(5_000),
+        "mutation": Profile(30, derandomised=True, shrinks=False),
+    }
+)
+
+
+def run_core(
+    open_door: Callable[[], CoreDoor],
+    *,
+    profile: str = "ci",
+    seed: int | None = None,
+    requirements: Collection[str] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> list[Verdict]:
+    """A verdict for each of `CORE_REQUIREMENTS` that is selected (all if None).
+
+    Args:
+        open_door: to the engine; called once.
+        profile: one of `PROFILES`.
+        seed: of the examples; by default 0 or another one every time, as the profile says.
+        options: the engine's own, for every world.
+
+    Raises:
+        ValueError: there is no such profile.
+    """
+    if profile not in PROFILES:
+        raise ValueError(f"no profile {profile!r}; there are {', '.join(PROFILES)}")
+    chosen = PROFILES[profile]
+    if seed is None:
+        seed = 0 if chosen.derandomised else SystemRandom().randrange(2**32)
+    door = open_door()
+    hello = door.hello()
+    examples = [example_of(trace) for trace in corpus().values()]
+    examples += [drawn(hello, seed, i, options or {}) for i in range(chosen.examples)]
+    examination = examine(door, hello, examples, requirements)
+    verdicts = []
+    for spec_id in CORE_REQUIREMENTS:
+        if requirements is not None and spec_id not in requirements:
+            continue
+        failure = examination.failures.get(spec_id)
+        if not applicable(hello.capabilities, {spec_id}):
+            verdicts.append(Verdict(spec_id, Outcome.UNSUPPORTED, message=_missing(spec_id, hello)))
+        elif failure is None and spec_id in examination.errors:
+            message = examination.errors[spec_id]
+            verdicts.append(Verdict(spec_id, Outcome.ERROR, message=message))
+        else:
+            if failure is not None and chosen.shrinks:
+                failure = smallest(door, hello, failure)
+            verdicts.append(verdict_of(spec_id, failure, examination.counts[spec_id]))
+    return verdicts
+
+
+def drawn(hello: Hello, seed: int, index: int, options: Mapping[str, Any]) -> Example:
+    """The `index`-th example of a seed, the same wherever it is drawn."""
+    rng = Random(f"{seed}/{index}")
+    world = draw_world(rng, hello, options)
+    state = rng.getstate()
+
+    def play_it(session: Any) -> None:
+        rng.setstate(state)
+        wander(session, rng)
+
+    return Example(world, play_it)
+
+
+def smallest(door: CoreDoor, hello: Hello, failure: Failure) -> Failure:
+    """The failure alone, all other checks off, with the smallest story that shows it."""
+    spec_id = failure[1].spec_id
+
+    def trial(world: World, operations: list[Operation]) -> Failure | None:
+        example = Example(world, partial(perform, operations=operations))
+        return again(door, hello, example, spec_id)
+
+    alone = trial(failure[0].world, failure[0].asked)
+    # An engine that does not do the same twice is convicted by what it did once.
+    return shrink(alone, trial) if alone is not None else failure
+
+
+def _missing(spec_id: str, hello: Hello) -> str:
+    needs = (check.needs for check in CHECKS if check.spec_id == spec_id)
+    missing = [sorted(names - hello.capabilities) for names in needs]
+    return f"does not declare {', '.join(min(missing, key=len))}"
