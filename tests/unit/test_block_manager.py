@@ -238,3 +238,26 @@ def lookup_cost(num_twins: int, num_used: int) -> int:
 @pytest.mark.parametrize("num_used", [0, 1])
 def test_cost_of_a_hit_does_not_depend_on_the_number_of_twins(num_used: int) -> None:
     assert lookup_cost(64, num_used) == lookup_cost(2, num_used)
+
+
+@pytest.mark.spec("PFX-10", "PFX-15")
+@pytest.mark.parametrize("survivor", [0, 1, 2])
+def test_of_twins_the_one_in_use_is_hit(survivor: int) -> None:
+    manager = BlockManager(4, 4)
+    twins = [sequence([1, 2, 3, 4], seq_id=i) for i in range(3)]
+    for twin in twins:
+        manager.allocate(twin, [], 4)
+    for i, twin in enumerate(twins):
+        manager.publish(twin, 0, 4)
+        if i != survivor:
+            manager.deallocate(twin)
+    for _ in range(2):
+        seq = sequence([1, 2, 3, 4, 5], seq_id=9)
+        hits = manager.lookup(seq)
+        assert hits == list(twins[survivor].block_table)
+        manager.allocate(seq, hits, 5)
+        manager.deallocate(seq)
+    manager.deallocate(twins[survivor])
+    revived = sequence([1, 2, 3, 4, 5], seq_id=9)
+    manager.allocate(revived, manager.lookup(revived), 4)
+    assert manager.lookup(sequence([1, 2, 3, 4, 6])) == list(revived.block_table)

@@ -93,7 +93,7 @@ class BlockManager:
         # In order of reuse: unpublished blocks, then published ones, least recently released first.
         self.free_block_ids: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         # Twins of one step may publish the same content twice, hence several ids (PFX-15). Those in
-        # use come first, so that the first match is the best one.
+        # use come first, so that the first match is the best one; and a revived one was the first.
         self.hash_to_block_ids: dict[bytes, OrderedDict[int, None]] = {}
         self._hash = hash_function
 
@@ -203,8 +203,6 @@ class BlockManager:
     def _acquire(self, block: Block) -> None:
         if block.ref_count == 0:
             del self.free_block_ids[block.block_id]
-            if block.prefix is not None:
-                self.hash_to_block_ids[block.prefix.hash].move_to_end(block.block_id, last=False)
         block.ref_count += 1
 
     def _take_free_block(self) -> int:
