@@ -152,6 +152,15 @@ def cached_blocks_are_free(door: BlocksDoor, seen: Evaluations) -> None:
         _pass_by(shelf, span(first, first + 7))
 
 
+@blocks("PFX-10", needs=CACHE, level="should")
+def hit_on_a_used_block_needs_no_free_one(door: BlocksDoor, seen: Evaluations) -> None:
+    """N=4, one block free: a prompt of three blocks, two of them shared."""
+    shelf = Shelf(door, small(num_blocks=4), seen)
+    shelf.allocate(span(1, 9))
+    granted = shelf.allocate([*span(1, 8), 20]) is not None
+    seen.require(granted, "PFX-10", "three blocks of which two are shared do not fit into one")
+
+
 @blocks("PFX-6", needs=CACHE)
 def whole_prompt_in_the_cache_leaves_a_token(door: BlocksDoor, seen: Evaluations) -> None:
     """bs=4: [1..8] again has 4 to 7 cached tokens, beside the first and after it."""
@@ -197,7 +206,7 @@ def losing_one_duplicate_does_not_hide_the_other(door: BlocksDoor, seen: Evaluat
             shelf.release(twin)
     for token in (50, 51, 52):
         shelf.allocate([token])
-        shelf.expect_lookup(span(1, 5), "PFX-15")
+        shelf.expect_lookup(span(1, 5), "PFX-15", twins=True)
 
 
 @blocks("PFX-9", needs=CACHE)

@@ -85,7 +85,7 @@ def _table() -> Iterator[Scenario]:
         tight = 1 + ceil_div(length - 1, BLOCK_SIZE)
         rows: list[tuple[Situation, tuple[str, ...], int]] = [
             (cold, ("KV-1", "BLK-4", "PFX-11"), 16),
-            (warm, ("PFX-11", "PFX-12"), 16),
+            (warm, ("PFX-11", "PFX-12"), 32),
             (twin, ("PFX-15",), 16),
             (preempted, ("SCH-9", "PFX-16"), tight),
         ]

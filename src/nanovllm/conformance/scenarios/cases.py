@@ -95,17 +95,21 @@ def b14_reused_block_leaves_no_stale_entry(door: CoreDoor, seen: Evaluations) ->
 
 @scenario("PFX-7", needs=POOL)
 def b14_map_does_not_grow_with_the_number_of_prompts(door: CoreDoor, seen: Evaluations) -> None:
-    """N=2: the map has at most two entries, however many of 10,000 random prompts have gone."""
-    door.reset(small(num_blocks=2, max_num_seqs=1))
+    """N=2: at most two entries, however many random prompts have gone.
+
+    The report says 10,000; a map that grows shows it after the first few.
+    """
+    door.reset(small(num_blocks=2, max_num_seqs=2))
     draw, ahead = random.Random(14), door.hello().ahead
-    for i in range(10_000):
-        door.add(i, [draw.randrange(9) for _ in range(8)], 1, RequestOptions())
+    for i in range(0, 2_000, 2):
+        for request in (i, i + 1):
+            door.add(request, [draw.randrange(9) for _ in range(4)], 1, RequestOptions())
         for _ in range(1 + ahead):
             if (plan := door.schedule()).rows:
                 door.commit(plan.step, {row.id: 0 for row in plan.rows})
-        if i < 10 or i % 100 == 99:
+        if i < 10 or i % 100 == 0:
             size = len(door.pool().published)
-            seen.require(size <= 2, "PFX-7", f"{size} entries for 2 blocks after {i + 1} prompts")
+            seen.require(size <= 2, "PFX-7", f"{size} entries for 2 blocks after {i + 2} prompts")
 
 
 @scenario("PFX-11", "PFX-12", needs=CACHE)
@@ -237,7 +241,9 @@ def _expect_room(bench: Bench, p: int, max_tokens: int, room: int) -> None:
     except Refused:
         bench.seen.count("SCH-7d")
         return
-    bench.drain()
+    for _ in bench.steps("SCH-7d"):
+        if len(track.completion) > room:
+            break
     got = len(track.completion), track.reason, len(track.admissions)
     wanted = room, "length", 1
     bench.expect(

@@ -66,9 +66,12 @@ def max_tokens_that_is_no_count_is_refused(door: CoreDoor, seen: Evaluations) ->
     bench.expect_complete(bench.run([1, 2, 3]), "SCH-7b")
 
 
-@scenario("SCH-2")
+@scenario("SCH-2", level="should")
 def budget_below_the_seats_is_refused(door: CoreDoor, seen: Evaluations) -> None:
-    """A step could not give each of 4 requests its token out of a budget of 3."""
+    """A step could not give each of 4 requests its token out of a budget of 3.
+
+    A remark only: an adapter may build a scheduler without the engine's own configuration.
+    """
     try:
         Bench(door, small(max_num_seqs=4, max_num_batched_tokens=3), seen)
     except (Refused, EngineFault):

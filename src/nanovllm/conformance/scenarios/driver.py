@@ -132,8 +132,11 @@ class Bench:
             self.commit(plan)
         return plan
 
-    def steps(self) -> Iterator[Plan]:
-        """Step until nothing is left, within the bound of SCH-6; yields what was executed."""
+    def steps(self, spec_id: str = "SCH-6") -> Iterator[Plan]:
+        """Step until nothing is left, within the bound of SCH-6; yields what was executed.
+
+        `spec_id` is the requirement that the engine breaks if it does not come to an end.
+        """
         live = self.live
         work = sum(len(track.tokens) + track.max_tokens for track in live)
         bound = len(live) * work + len(live) + self.ahead
@@ -142,13 +145,13 @@ class Bench:
                 break
             yield self.step()
         if self.live:
-            raise Violation("SCH-6", f"after {bound} steps {self.live} are not done")
+            raise Violation(spec_id, f"after {bound} steps {self.live} are not done")
         for _ in range(self.ahead):  # what was planned ahead of an end
             self.step()
 
-    def drain(self) -> list[Plan]:
+    def drain(self, spec_id: str = "SCH-6") -> list[Plan]:
         """Run until nothing is left; returns the plans."""
-        return list(self.steps())
+        return list(self.steps(spec_id))
 
     def until(self, condition: Callable[[], object]) -> None:
         """Step until the condition holds or nothing is left."""
@@ -215,7 +218,8 @@ class Bench:
         known = len(track.tokens)
         if row.count < 1 or row.start < 0 or row.end > known:
             message = f"positions [{row.start}, {row.end}) of the {known} known of {track}"
-            raise Violation("SCH-4" if row.count < 1 else "KV-7", message)
+            empty = "PFX-6" if row.start == known else "SCH-4"
+            raise Violation(empty if row.count < 1 else "KV-7", message)
         num_kept = len(track.table) or ceil_div(row.start, self.world.block_size)
         return row.block_table[num_kept:]
 

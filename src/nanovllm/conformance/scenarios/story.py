@@ -42,15 +42,25 @@ class Storyteller:
             except Exception as raised:
                 self.lines[-1] = f"{line} raises {type(raised).__name__}: {raised}"
                 raise
-            if result is not None:
+            if isinstance(result, Plan) and not (result.rows or result.preempted):
+                self._note_empty_plan()
+            elif result is not None:
                 self.lines[-1] = f"{line} -> {_show(result)}"
             return result
 
         return call
 
+    def _note_empty_plan(self) -> None:
+        """Many in a row are one line."""
+        self.lines.pop()
+        before = self.lines.pop() if self.lines and self.lines[-1].startswith(_EMPTY) else ""
+        count = int(before.rpartition(" ")[2] or 0) + 1
+        self.lines.append(f"{_EMPTY}, times {count}")
 
+
+_EMPTY = "schedule() -> nothing"
 _FRESH = frozenset({"reset", "open"})
-_SILENT = frozenset({"hello", "stop", "close"})
+_SILENT = frozenset({"hello", "stop", "close", "pool", "lookup"})
 
 
 def _show(value: Any) -> str:
@@ -80,20 +90,16 @@ def _show_id(id: RequestId) -> str:
 
 
 def _show_plan(plan: Plan) -> str:
-    rows = [
+    parts = [
         f"{_show_id(row.id)}: [{row.start}, {row.end}) in {_show(row.block_table)}"
         for row in plan.rows
     ]
-    return " ".join(
-        (
-            f"step {plan.step}: {'; '.join(rows) or 'nothing'}",
-            *_tail("preempts", map(_show_id, plan.preempted)),
-            *_tail("gives up", map(_show, plan.finished)),
-            *_tail("copies", (f"{a} to {b}" for a, b in plan.copies)),
-        )
-    )
+    parts += _tail("preempts", map(_show_id, plan.preempted))
+    parts += _tail("gives up", map(_show, plan.finished))
+    parts += _tail("copies", (f"{a} to {b}" for a, b in plan.copies))
+    return f"step {plan.step}: {'; '.join(parts)}"
 
 
 def _tail(verb: str, items: Iterable[str]) -> Sequence[str]:
     listed = ", ".join(items)
-    return [f"; {verb} {listed}"] if listed else []
+    return [f"{verb} {listed}"] if listed else []

@@ -45,6 +45,11 @@ class Admission:
         return self.row.start
 
 
+def _short(tokens: Sequence[int]) -> str:
+    shown = ", ".join(map(str, tokens[:12]))
+    return f"[{shown}]" if len(tokens) <= 12 else f"[{shown}, ... {len(tokens)} in all]"
+
+
 @dataclass(eq=False)
 class Track:
     """What the suite knows of one request, or one sample of it."""
@@ -64,7 +69,8 @@ class Track:
         self.tokens = list(self.prompt)
 
     def __repr__(self) -> str:
-        return f"request {self.id.request} ({list(self.prompt)} + {self.completion})"
+        prompt, completion = map(_short, (self.prompt, self.completion))
+        return f"request {self.id.request} ({prompt} + {completion})"
 
     @property
     def completion(self) -> list[int]:
