@@ -146,6 +146,8 @@ class Engine {
     if (!prompt.length) throw new Refused("an empty prompt: 0 tokens");
     if (!Number.isInteger(max_tokens) || max_tokens < 1)
       throw new Refused(`max_tokens is ${max_tokens}, not an integer >= 1`);
+    if (options.min_tokens > max_tokens)
+      throw new Refused(`min_tokens is ${options.min_tokens}, max_tokens ${max_tokens}`);
     if (prompt.length >= max_model_len || prompt.length > slots)
       throw new Refused(
         `${prompt.length} tokens, but max_model_len is ${max_model_len} and ${slots} slots exist`);

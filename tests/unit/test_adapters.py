@@ -15,6 +15,7 @@ from nanovllm.conformance.adapters.reference import Reference
 from nanovllm.conformance.codec import decode
 from nanovllm.conformance.host import plain
 from nanovllm.conformance.protocol import (
+    EngineFault,
     EngineRequest,
     EngineResult,
     Finished,
@@ -165,7 +166,6 @@ def test_both_generations_show_their_plans(tutorial: OpenDoor) -> None:
     plans, finished = complete(tutorial, 1, (1, 2, 9), 3, token=0)
     assert [(row.start, row.count) for row in plans[0].rows] == [(2, 1)]
     assert finished == [Finished(RequestId(1), "stop")]
-    assert not tutorial.schedule().rows
 
 
 @pytest.mark.spec("SCH-8")
@@ -227,6 +227,24 @@ def test_what_the_tutorial_does_not_have_is_unsupported(tutorial: OpenDoor) -> N
         tutorial.reset(replace(WORLD, eos_token_ids=(0, 1)))
     with pytest.raises(Unsupported):
         tutorial.abort(0)
+
+
+@pytest.mark.spec("SCH-5")
+def test_an_idle_engine_need_not_be_asked() -> None:
+    """The later generation asserts that there is something to do; its own loop never asks."""
+    with open_door("nanovllm_like", path=ENGINES / "nano_2026") as door:
+        door.reset(WORLD)
+        with pytest.raises(EngineFault, match=r"AssertionError"):
+            door.schedule()
+    options = {"asks_when_idle": False}
+    with open_door("nanovllm_like", path=ENGINES / "nano_2026", options=options) as door:
+        door.reset(WORLD)
+        assert not door.schedule().rows
+        complete(door, 0, (1, 2, 3), 2)
+        assert not door.schedule().rows
+    with open_door("nanovllm_like", path=ENGINES / "nano_2025") as door:
+        door.reset(WORLD)
+        assert not door.schedule().rows
 
 
 @pytest.mark.spec("SCH-14")

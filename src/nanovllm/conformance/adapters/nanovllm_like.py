@@ -1,75 +1,22 @@
 """Any package with the tutorial's classes, at a path: `Sequence`, `BlockManager`, `Scheduler`.
 
 Runs in the engine's interpreter, hence nothing but the standard library, and needs neither CUDA nor
-flash-attn nor transformers (see `bare_import`). Two generations of nano-vllm's calls are known;
-`preset=auto` tells them apart by their signatures, and a mixture of both too:
-
-    preset  can_allocate(seq)      allocate       postprocess                  count of a prefill
-    2025    bool                   (seq)          (seqs, token_ids)            all that is uncached
-    2026    cached blocks, or -1   (seq, cached)  (seqs, token_ids, prefill)   num_scheduled_tokens
+flash-attn nor transformers (see `bare_import`). Two generations of nano-vllm's calls are known (see
+`tutorial_calls`); `preset=auto` tells them apart by their signatures, and a mixture of both too.
 """
 
 from __future__ import annotations
 
 import copy
-import inspect
-import itertools
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from .bare_import import HEAVY, import_engine
-
-# ---- how its calls are made ------------------------------------------------------------------
-
-
-class Calls(NamedTuple):
-    """What changed between the generations."""
-
-    counts: bool
-    """`can_allocate` returns the number of cached blocks, and `allocate` takes it."""
-    told_prefill: bool
-    """`postprocess` is told whether the step was a prefill."""
-    chunks: bool
-    """The scheduler says how many tokens of a sequence it scheduled."""
-
-
-PRESETS = {"2025": Calls(False, False, False), "2026": Calls(True, True, True)}
-
-
-def detect(modules: SimpleNamespace) -> Calls:
-    def arity(function: Callable[..., Any]) -> int:
-        return len(inspect.signature(function).parameters)
-
-    scheduler = modules.scheduler and modules.scheduler.Scheduler
-    return Calls(
-        counts=arity(modules.block_manager.BlockManager.allocate) > 2,
-        told_prefill=bool(scheduler) and arity(scheduler.postprocess) > 3,
-        chunks="num_scheduled_tokens" in inspect.getsource(modules.sequence.Sequence),
-    )
-
-
-def accepted(function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
-    """Those of the keyword arguments that `function` has."""
-    known = inspect.signature(function).parameters
-    return {name: value for name, value in arguments.items() if name in known}
-
-
-def hashes() -> dict[str, Callable[..., int]]:
-    """Hash functions to put in place of the engine's; `none` never gives the same value twice,
-    which is how the prefix cache is turned off."""
-    numbers = itertools.count()
-    return {
-        "constant": lambda token_ids, prefix=-1: 1,
-        "1bit": lambda token_ids, prefix=-1: (sum(token_ids) + prefix) % 2,
-        "none": lambda token_ids, prefix=-1: next(numbers),
-    }
-
-
-# ---- the doors -------------------------------------------------------------------------------
+from .tutorial_calls import PRESETS, Calls, accepted, detect, hashes
 
 
 class Blocks:
@@ -106,18 +53,19 @@ class Blocks:
             sequence.block_size = world.block_size
         self.block_size, self.caching, self.holders = world.block_size, world.prefix_cache, {}
         self.blocks = self.make(world)
-        self.override_hash(world.hash if world.prefix_cache else "none")
+        # What `hash` tells; with the cache turned off, the engine itself is given another.
+        self.hash_function = hashes().get(world.hash, self.real_hash)
+        self.set_hash(hashes()["none"] if not world.prefix_cache else self.hash_function)
 
     def make(self, world: Any) -> Any:
         """A block manager of this world."""
         return self.modules.block_manager.BlockManager(world.num_blocks, world.block_size)
 
-    def override_hash(self, name: str) -> None:
-        self.hash_function = hashes().get(name, self.real_hash)
+    def set_hash(self, function: Callable[..., int] | None) -> None:
         if self.real_hash is not None:
             holder = self.blocks if self.hash_is_method else self.modules.block_manager
-            holder.compute_hash = self.hash_function
-        elif name != "real":
+            holder.compute_hash = function
+        elif function is not None:
             raise NotImplementedError("this engine has no compute_hash to replace")
 
     def sequence(self, token_ids: list[int], max_tokens: int = 1, ignore_eos: bool = False) -> Any:
@@ -197,6 +145,7 @@ class Core(Blocks):
     """The core door: the engine's scheduler, and its block manager alone as before."""
 
     doors = ("blocks", "core")
+    asks_when_idle = True
 
     def hello(self) -> dict[str, Any]:
         hello = super().hello()
@@ -239,8 +188,9 @@ class Core(Blocks):
 
     def schedule(self) -> dict[str, Any]:
         self.preempted = []
+        skipped = not self.asks_when_idle and self.scheduler.is_finished()
         # An early revision returns None when there is nothing to do.
-        seqs, is_prefill = self.scheduler.schedule() or ([], False)
+        seqs, is_prefill = (None if skipped else self.scheduler.schedule()) or ([], False)
         self.planned = list(seqs), bool(is_prefill)
         self.step += 1
         return {
@@ -284,16 +234,25 @@ class Core(Blocks):
 
 
 def adapter(
-    path: str | None = None,
     preset: str = "auto",
-    stand_ins: list[str] | None = None,
+    asks_when_idle: bool = True,
+    stand_ins: Iterable[str] = HEAVY,
     version: str | None = None,
 ) -> Blocks:
-    """The engine in or under `path`, the first entry of `sys.path` if None."""
+    """The engine in or under the first entry of `sys.path`.
+
+    Args:
+        asks_when_idle: call `schedule` also when `is_finished` says that there is nothing to do,
+            which an engine must bear (SCH-5). Without it what comes after shows, too.
+        stand_ins: libraries to import nothing of.
+    """
     if preset not in ("auto", *PRESETS):
         raise ValueError(f"preset={preset!r}: expected auto, {', '.join(PRESETS)}")
-    root = Path(path or sys.path[0]).resolve()
-    modules = import_engine(root, HEAVY if stand_ins is None else stand_ins)
+    modules = import_engine(Path(sys.path[0]).resolve(), stand_ins)
     calls = detect(modules) if preset == "auto" else PRESETS[preset]
-    version = version or next((f"as of {p}" for p in PRESETS if PRESETS[p] == calls), "in between")
-    return (Core if modules.scheduler else Blocks)(modules, calls, version)
+    known = version or next((f"as of {p}" for p in PRESETS if PRESETS[p] == calls), "in between")
+    if modules.scheduler is None:
+        return Blocks(modules, calls, known)
+    core = Core(modules, calls, known)
+    core.asks_when_idle = asks_when_idle
+    return core

@@ -17,7 +17,11 @@ class Scheduler:
     def add(self, seq: Sequence) -> None:
         self.waiting.append(seq)
 
+    def is_finished(self) -> bool:
+        return not self.waiting and not self.running
+
     def schedule(self) -> tuple[list[Sequence], bool]:
+        assert not self.is_finished()
         seqs = self._prefill()
         return (seqs, True) if seqs else (self._decode(), False)
 
