@@ -132,7 +132,7 @@ def to_json(operation: Operation) -> dict[str, Any]:
             "published": [entry.block for entry in pool.published],
             "reserved": pool.reserved,
         }
-    told = {name: plain(value) for name, value in values.items() if value not in (None, {}, False)}
+    told = {k: plain(v) for k, v in values.items() if not (v is None or v is False or v == {})}
     return {"op": op, **told}
 
 

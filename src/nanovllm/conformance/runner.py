@@ -118,4 +118,5 @@ def smallest(door: CoreDoor, hello: Hello, failure: Failure) -> Failure:
 def _missing(spec_id: str, hello: Hello) -> str:
     needs = (check.needs for check in CHECKS if check.spec_id == spec_id)
     missing = [sorted(names - hello.capabilities) for names in needs]
-    return f"does not declare {', '.join(min(missing, key=len))}"
+    fewest = min(len(names) for names in missing)
+    return "does not declare " + next(", ".join(n) for n in missing if len(n) == fewest)
