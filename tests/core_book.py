@@ -120,6 +120,15 @@ class Book:
             if not entry.is_seated and (entry.leader is None or entry.leader.completion)
         ]
 
+    @property
+    def followers(self) -> dict[int, list[int]]:
+        """Samples that wait for sample 0 to compute their prompt, by its id."""
+        waiting: dict[int, list[int]] = {}
+        for entry in self._live.values():
+            if entry.leader is not None and not entry.leader.completion:
+                waiting.setdefault(entry.leader.seq_id, []).append(entry.seq_id)
+        return waiting
+
     def num_holders(self, block_id: int) -> int:
         return sum(block_id in entry.table for entry in self._live.values())
 

@@ -56,6 +56,8 @@ def check_queues(door: Door) -> None:
     require(len(running) <= door.config.max_num_seqs, "SCH-3", "running", running)
     waiting = [seq.seq_id for seq in door.scheduler.waiting]
     require(waiting == [e.seq_id for e in door.book.queued], "SCH-8, SCH-10", "queue", waiting)
+    followers = {k: [s.seq_id for s in seqs] for k, seqs in door.scheduler.followers.items()}
+    require(followers == door.book.followers, "FRK-2, FRK-3", "followers", followers)
     require(door.scheduler.is_finished() == (not door.book.live), "SCH-5", "is_finished")
 
 
