@@ -11,6 +11,7 @@ import pytest
 
 from nanovllm.config import EMBEDDED_MODEL
 from nanovllm.conformance.adapters import hf
+from nanovllm.conformance.adapters.bare_import import find_engine, package_of
 from nanovllm.conformance.adapters.reference import Reference
 from nanovllm.conformance.codec import decode
 from nanovllm.conformance.host import plain
@@ -262,6 +263,23 @@ def test_the_engines_own_parameters_refuse() -> None:
         door.reset(WORLD)
         with pytest.raises(Refused, match="max_tokens is 0"):
             door.add(0, (1, 2), 0, PLAIN)
+
+
+def test_the_uppermost_engine_that_is_not_hidden_is_taken(tmp_path: Path) -> None:
+    for folder in (".venv/site", "a/engine", "b/c/engine", "elsewhere"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "block_manager.py").touch()
+    with pytest.raises(FileNotFoundError, match="no block_manager"):
+        find_engine(tmp_path)
+    for folder in (".venv/site", "a/engine", "b/c/engine"):
+        (tmp_path / folder / "sequence.py").touch()
+    assert find_engine(tmp_path) == tmp_path / "a" / "engine"
+
+
+def test_a_package_is_called_what_its_modules_call_it(tmp_path: Path) -> None:
+    assert package_of(ENGINES / "nano_2026" / "nanovllm" / "engine") == "nanovllm.engine"
+    (tmp_path / "scheduler.py").write_text("from sequence import Sequence\n")
+    assert package_of(tmp_path) == ""
 
 
 # ---- black boxes ---------------------------------------------------------------------------------

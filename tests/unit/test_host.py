@@ -59,6 +59,16 @@ def test_it_is_one_file_of_the_standard_library() -> None:
     assert imported <= sys.stdlib_module_names
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["host", *(f"adapters/{n}" for n in ("bare_import", "nanovllm_like", "tutorial_calls"))],
+)
+def test_an_older_interpreter_can_read_it(name: str) -> None:
+    """An engine's interpreter need not be as new as ours."""
+    source = (Path(host.__file__).parent / f"{name}.py").read_text()
+    ast.parse(source, feature_version=(3, 8))
+
+
 def test_it_speaks_the_protocol_of_this_package() -> None:
     doors = (protocol.BlocksDoor, protocol.CoreDoor, protocol.EngineDoor)
     calls = {name for door in doors for name in vars(door) if not name.startswith("_")}

@@ -182,8 +182,10 @@ def test_engines_have_names(tmp_path: Path) -> None:
     by_module = command_line("pkg.module:make", path=tmp_path)
     assert by_module[2:] == ["--adapter", "pkg.module:make", *where]
     for name in ("nanovllm_like", "hf", "vllm"):
-        adapter = command_line(name)[3].rpartition(":")[0]
+        adapter = command_line(name, path=tmp_path)[3].rpartition(":")[0]
         assert Path(adapter).is_file()
+    with pytest.raises(ValueError, match="which path"):
+        command_line("nanovllm_like")
 
 
 @pytest.mark.parametrize("name", ["nonsense", ":make", "module:", "no_such_file.py:make"])

@@ -162,8 +162,9 @@ def main() -> None:
     parser.add_argument("--path", action="append", default=[], help="put first on sys.path")
     parser.add_argument("--option", action="append", default=[], type=option, metavar="KEY=VALUE")
     arguments = parser.parse_args()
-    # Python put the folder of this file there; its neighbours are not for the engine.
-    sys.path[:1] = arguments.path
+    # Python puts the folder of this file there, whose neighbours are not for the engine.
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = arguments.path + [entry for entry in sys.path if os.path.abspath(entry) != here]
     replies = take_stdout()
     adapter = load(arguments.adapter)(**dict(arguments.option))
     for line in sys.stdin:

@@ -70,7 +70,8 @@ def open_door(
         timeout_s: limit of a call; `slow_timeout_s` for those in `SLOW_CALLS`.
 
     Raises:
-        ValueError: no such engine, or one that cannot run in this process.
+        ValueError: no such engine, one that cannot run in this process, or no path for one that is
+            nothing but a path.
     """
     if transport == "in-process":
         if engine != "reference":
@@ -92,6 +93,8 @@ def command_line(
     """The program behind a door, as arguments; see `open_door`."""
     if engine.startswith("cmd:"):
         return shlex.split(engine.removeprefix("cmd:"))
+    if engine == "nanovllm_like" and path is None:
+        raise ValueError("nanovllm_like is any engine with the tutorial's classes: which path?")
     adapter, default_path = _adapter(engine)
     where = path if path is not None else default_path
     command = [python or sys.executable, str(HERE / "host.py"), "--adapter", adapter]

@@ -59,13 +59,16 @@ class _StandIns(MetaPathFinder, Loader):
 
 
 def find_engine(root: Path) -> Path:
-    """The folder of the block manager in or under `root`, the uppermost one."""
-    found = min(
-        root.rglob("block_manager.py"), key=lambda file: (len(file.parts), file), default=None
-    )
-    if found is None:
-        raise FileNotFoundError(f"no block_manager.py in or under {root}; see --engine-path")
-    return found.parent
+    """The uppermost folder in or under `root` that has a block manager and a sequence."""
+    folders = [
+        file.parent
+        for file in root.rglob("block_manager.py")
+        if (file.parent / "sequence.py").exists()
+        and not any(part.startswith(".") for part in file.relative_to(root).parts)
+    ]
+    if not folders:
+        raise FileNotFoundError(f"no block_manager.py beside a sequence.py in or under {root}")
+    return min(folders, key=lambda folder: (len(folder.parts), folder))
 
 
 def package_of(folder: Path) -> str:
