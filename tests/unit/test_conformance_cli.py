@@ -1,6 +1,7 @@
 """`nanovllm conformance`: what it prints, which files it writes, and its exit codes."""
 
 import json
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -11,34 +12,17 @@ import pytest
 from cli_door import invoke
 from typer.testing import Result
 
+from nanovllm.conformance import parts
 from nanovllm.conformance.options import RunOptions, option_specs
-from nanovllm.conformance.run import Findings, Subject, SuiteRun
-from nanovllm.conformance.verdicts import Outcome, Verdict
 
-IDLE = '''
-"""An engine that takes every request and never does anything."""
-
-class Idle:
-    def hello(self):
-        return {"engine": "idle", "version": "7", "doors": ["core"], "capabilities": []}
-    def reset(self, world):
-        pass
-    def add(self, request, prompt, max_tokens, options):
-        pass
-    def schedule(self):
-        return {"step": 0, "rows": []}
-    def commit(self, step, tokens):
-        return []
-
-def broken():
-    raise RuntimeError("no licence")
-'''
+ENGINES = Path(__file__).parents[1] / "conformance_engines"
 
 
 @pytest.fixture
 def idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """`--engine` of one, in a current directory of its own."""
-    (tmp_path / "idle.py").write_text(IDLE)
+    """`--engine` of one, in a current directory of its own, for a suite of scenarios alone."""
+    monkeypatch.setattr(parts, "suite_parts", lambda: (parts.ScenariosPart(),))
+    shutil.copy(ENGINES / "idle.py", tmp_path)
     monkeypatch.chdir(tmp_path)
     return "idle.py:Idle"
 
@@ -83,9 +67,7 @@ def test_not_exercised_is_1_if_strict(idle: str, strict: list[str], code: int) -
 
 
 def test_an_adapter_that_breaks_the_protocol_is_an_error_and_1(idle: str) -> None:
-    text = IDLE.replace('{"step": 0, "rows": []}', '{"step": "zero"}')
-    Path("idle.py").write_text(text)
-    result = run(idle, "--req", "SCH-5")
+    result = run("idle.py:Unlike", "--req", "SCH-5")
     assert result.exit_code == 1
     assert "SCH-5 error: " in result.stdout
 
@@ -159,64 +141,12 @@ def test_a_report_of_an_engine_that_does_not_start_is_not_complete(idle: str) ->
     assert written("r.json")["complete"] is False
 
 
-class Fixed:
-    """A part of the suite with ready verdicts."""
-
-    def __init__(self, *verdicts: Verdict) -> None:
-        self.name = "fixed"
-        self.verdicts = verdicts
-
-    def judge(self, subject: Subject, findings: Findings) -> None:
-        findings.verdicts += self.verdicts
-
-
-class Interrupted:
-    name = "interrupted"
-
-    def judge(self, subject: Subject, findings: Findings) -> None:
-        raise KeyboardInterrupt
-
-
-def suite(*parts: Any, **options: Any) -> SuiteRun:
-    return SuiteRun(
-        RunOptions("reference", door=("core",), **options), parts, lambda subject, trace: []
-    )
-
-
-def test_an_interrupted_run_leaves_what_it_had_and_says_that_it_is_partial(tmp_path: Path) -> None:
-    path = tmp_path / "r.json"
-    passed = Fixed(Verdict("SCH-5", Outcome.PASS, 3))
-    with pytest.raises(KeyboardInterrupt):
-        suite(passed, Interrupted(), report=(path,)).run()
-    document = written(str(path))
-    assert document["complete"] is False
-    assert document["summary"]["pass"] == 1
-    suite(passed, report=(path,)).run()
-    assert written(str(path))["complete"] is True
-
-
-def test_parts_are_merged_and_what_they_leave_out_is_not_exercised(tmp_path: Path) -> None:
-    first = Fixed(Verdict("SCH-5", Outcome.PASS, 3), Verdict("SCH-4", Outcome.PASS, 1))
-    second = Fixed(Verdict("SCH-5", Outcome.FAIL, 2, "seen"), Verdict("PFX-6", Outcome.FAIL, 1))
-    report = suite(first, second, req=("SCH-4", "SCH-5", "SCH-6")).run()
-    assert {i: v.outcome for i, v in report.verdicts.items()} == {
-        "SCH-4": Outcome.PASS,
-        "SCH-5": Outcome.FAIL,
-        "SCH-6": Outcome.NOT_EXERCISED,
-    }
-    assert report.verdicts["SCH-5"].evaluations == 5
-
-
-def test_the_trace_of_a_failure_is_kept_for_its_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    trace = {"world": {"block_size": 1}, "operations": []}
-    failed = Fixed(Verdict("SCH-5", Outcome.FAIL, 2, "seen", (), trace))
-    report = suite(failed, req=("SCH-5",)).run()
-    assert report.commands["SCH-5"].endswith("--req SCH-5 --replay .nanovllm/traces/SCH-5.json")
-    assert written(".nanovllm/traces/SCH-5.json") == trace
-    assert Path(".nanovllm/.gitignore").read_text() == "*\n"
+@pytest.mark.parametrize("text", ["{", "[]", '{"world": {}}'])
+def test_what_is_no_trace_is_bad_usage(idle: str, text: str) -> None:
+    Path("trace.json").write_text(text)
+    result = run(idle, "--replay", "trace.json")
+    assert result.exit_code == 2
+    assert "trace.json" in result.stderr
 
 
 # ---- other commands --------------------------------------------------------------------------

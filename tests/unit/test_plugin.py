@@ -1,18 +1,21 @@
 """The suite inside pytest: verdicts from the tests that name a requirement, or from an engine."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_conformance_cli import IDLE
 
 # What these runs import is imported here once, and not by each of them anew.
-import nanovllm.conformance.plugin_engine
 import nanovllm.conformance.plugin_own
 import nanovllm.conformance.reports.terminal  # noqa: F401
+from nanovllm.conformance import plugin_engine
+from nanovllm.conformance.parts import ScenariosPart
+
+ENGINES = Path(__file__).parents[1] / "conformance_engines"
 
 TESTS = """
 import pytest
@@ -47,6 +50,7 @@ def test_of_nothing():
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A repository with some tests, and the plugin loaded by its conftest."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setattr(plugin_engine, "suite_parts", lambda: (ScenariosPart(),))
     pytester.makeconftest('pytest_plugins = ("nanovllm.conformance.plugin",)')
     pytester.makeini("[pytest]\nmarkers = spec(*ids): requirements")
     return pytester
@@ -187,7 +191,8 @@ def test_a_test_that_names_no_requirement_is_refused(suite: pytest.Pytester) -> 
 
 
 def engine(suite: pytest.Pytester, *args: str) -> pytest.RunResult:
-    (suite.path / "idle.py").write_text(IDLE)
+    """A run on an engine that does nothing; of the suite, the scenarios alone."""
+    shutil.copy(ENGINES / "idle.py", suite.path)
     suite.makepyfile("raise RuntimeError('the tests of the repository are not even imported')")
     return suite.runpytest_inprocess("--engine", "idle.py:Idle", "--profile", "dev", *args)
 

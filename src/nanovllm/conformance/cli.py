@@ -62,11 +62,9 @@ def _parameter(spec: OptionSpec) -> Parameter:
     name, value_type = spec.field.name, spec.value_type
     metavar = "|".join(CHOICES[name]) if name in CHOICES and not spec.repeats else None
     default: Any = Parameter.empty if spec.required else spec.field.default
-    kind: Any = value_type if spec.required or value_type in (bool, int) else value_type | None
+    kind: Any = value_type | None if default is None else value_type
     if spec.repeats:
         kind, default = list[value_type], []  # type: ignore[valid-type]
-    elif isinstance(default, str):
-        kind = value_type
     option = typer.Option(spec.flag, help=spec.help, metavar=metavar, show_default=bool(default))
     return Parameter(
         name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]

@@ -7,8 +7,26 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nanovllm.conformance.run import Findings, Part, Subject
+from nanovllm.conformance.runner import run_core
 from nanovllm.conformance.scenarios import SCENARIOS, Result, run_scenarios
+from nanovllm.conformance.trace import replay_all
 from nanovllm.conformance.verdicts import Outcome, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class CorePart:
+    """The corpus of known stories, then those that the state machine draws."""
+
+    name: str = "corpus and state machine"
+
+    def judge(self, subject: Subject, findings: Findings) -> None:
+        if "core" in subject.doors:
+            findings.verdicts += run_core(
+                lambda: subject.door,
+                profile=subject.options.profile,
+                seed=subject.options.seed,
+                requirements=subject.selected,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +72,13 @@ def _deviation(result: Result, subject: Subject, findings: Findings) -> None:
 
 def suite_parts() -> tuple[Part, ...]:
     """In the order in which they run."""
-    return (ScenariosPart(),)
+    return (CorePart(), ScenariosPart())
 
 
 def replay(subject: Subject, trace: Mapping[str, Any]) -> list[Verdict]:
-    raise NotImplementedError
+    """See `run.Replayer`; traces are of the core door."""
+    if "core" not in subject.hello.doors:
+        raise ValueError(
+            f"a trace is replayed at the core door, which {subject.hello.engine} lacks"
+        )
+    return replay_all(trace, subject.door, subject.selected)

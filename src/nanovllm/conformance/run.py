@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -121,7 +122,7 @@ class SuiteRun:
         tell: Callable[[str], None] = lambda message: None,
         open: Callable[[RunOptions], OpenDoor] | None = None,
     ) -> None:
-        self.options = options
+        self.options = options.with_seed()
         self.parts = parts
         self.replay = replay
         self.tell = tell
@@ -168,7 +169,10 @@ class SuiteRun:
             self.replayed = replay_known(self.known, subject.selected, replay_one)
         for part in self.parts:
             self.tell(part.name)
-            part.judge(subject, self.findings)
+            try:
+                part.judge(subject, self.findings)
+            except Exception:
+                self.findings.verdicts += _errors(part, subject)
             write_reports(self._report(subject, done=False), self.options.report)
 
     def _replay_only(self, subject: Subject, path: Path) -> None:
@@ -230,6 +234,12 @@ class SuiteRun:
                     "--req", verdict.spec_id, "--replay", str(path)
                 )
         return commands
+
+
+def _errors(part: Part, subject: Subject) -> list[Verdict]:
+    """The part itself is at fault: whatever it was to judge is in doubt."""
+    message = f"{part.name}: {traceback.format_exc()}"
+    return [Verdict(spec_id, Outcome.ERROR, message=message) for spec_id in subject.selected]
 
 
 def open_engine(options: RunOptions) -> OpenDoor:
