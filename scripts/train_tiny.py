@@ -5,8 +5,9 @@
     python scripts/train_tiny.py train --corpus corpus --out src/nanovllm/assets/tiny-qwen3
     python scripts/measure_tiny.py src/nanovllm/assets/tiny-qwen3 --corpus corpus
 
-The weights in the project are not from this version: see the README.md of the model, which also
-has their figures.
+The weights in the project are this script's, with its defaults: 1,500 steps in 133 s on one H200;
+loss in nats per token 2.79 in training, held out 3.01 (Bible), 3.76 (Austen), 3.47 (Henry), 4.14
+(Devil's Dictionary). More figures are in the model's README.md.
 """
 
 import json
