@@ -37,11 +37,13 @@ class Book:
         blocks: who holds which, and what must be hittable.
         flights: plans not committed, oldest first.
         uncertain: whether a failed step left open what its requests still hold.
+        logged: a row without a token may have ended by an error, such as NaN.
     """
 
-    def __init__(self, world: World, hello: Hello) -> None:
+    def __init__(self, world: World, hello: Hello, *, logged: bool = False) -> None:
         self.world = world
         self.hello = hello
+        self.logged = logged
         self.entries: dict[RequestId, Entry] = {}
         self.live: dict[RequestId, Entry] = {}
         self.blocks = Holdings(world.block_size)
@@ -87,6 +89,7 @@ class Book:
             resident=dict(self.blocks.resident),
             released_at=dict(self.blocks.released_at),
             num_in_flight=len(self.flights),
+            num_live=len(self.live),
         )
 
     def ending(self, entry: Entry, completion: Sequence[int]) -> str | None:
@@ -235,8 +238,8 @@ class Book:
             if entry.aborting:
                 expected[entry.id] = "abort"
                 continue
-            if entry.open_end and told.get(entry.id) in ("error", "abort"):
-                expected[entry.id] = told[entry.id]
+            if self.logged and told.get(entry.id) == "error" and entry.id not in tokens:
+                expected[entry.id] = "error"
                 continue
             if seating.epoch == entry.epoch:
                 entry.num_computed = seating.row.end

@@ -13,6 +13,10 @@ class Derailed(Exception):  # noqa: N818
     """The engine did what cannot be followed further; whose check is on has said so already."""
 
 
+class Unreadable(ValueError):  # noqa: N818
+    """A log in which something is missing or out of place."""
+
+
 @dataclass(eq=False, slots=True)
 class Entry:
     """One sample of one request.
@@ -180,6 +184,7 @@ class Before:
     resident: Mapping[int, Resident]
     released_at: Mapping[int, int]
     num_in_flight: int
+    num_live: int
 
 
 def name_of(id: RequestId) -> str:

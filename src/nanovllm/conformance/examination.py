@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from nanovllm.conformance.checks import CHECKS
-from nanovllm.conformance.entries import Derailed
+from nanovllm.conformance.entries import Derailed, Unreadable
 from nanovllm.conformance.panel import Panel
 from nanovllm.conformance.protocol import CoreDoor, Hello, Refused, Unsupported, World
 from nanovllm.conformance.session import Session
@@ -21,6 +21,7 @@ class Example:
 
     world: World
     play: Callable[[Session], None]
+    logged: bool = False
 
 
 @dataclass(slots=True)
@@ -56,9 +57,11 @@ def examine(
         panel = Panel(hello.capabilities, remaining)
         result.events.clear()
         for example in examples:
-            session = Session(door, hello, example.world, panel)
+            session = Session(door, hello, example.world, panel, logged=example.logged)
             try:
                 _live(example, session, panel, result)
+            except Unreadable:
+                raise
             except Exception:
                 trace = traceback.format_exc()
                 result.errors.update((spec_id, trace) for spec_id in remaining)

@@ -88,6 +88,12 @@ class Holdings:
                 self._copies_of.setdefault(contents[i], set()).add(table[i])
                 self.lost.discard(contents[i])
 
+    def forget_all(self) -> None:
+        """Nothing needs to be hittable any more."""
+        for block_id in tuple(self.resident):
+            self._forget(block_id)
+        self.lost.clear()
+
     def copy(self, source: int, target: int) -> None:
         """The target is meant for what the source is meant for."""
         entry, index = self.meant.get(source, (None, 0))

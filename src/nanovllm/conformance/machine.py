@@ -6,7 +6,7 @@ is run until everything has ended.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from random import Random
 
 from nanovllm.conformance.operations import Abort, Add, Commit, FailStep, Operation, Schedule
@@ -65,6 +65,8 @@ def perform(session: Session, operations: Iterable[Operation]) -> None:
     """Do these again and then run what is left; what cannot be done now is left out."""
     session.start()
     for operation in operations:
+        if not set(_needs(operation)) <= session.hello.capabilities:
+            continue
         match operation:
             case Add():
                 session.add(operation.again())
@@ -77,3 +79,20 @@ def perform(session: Session, operations: Iterable[Operation]) -> None:
             case Abort():
                 session.abort(operation.request)
     session.drain()
+
+
+def _needs(operation: Operation) -> Iterator[str]:
+    """Capabilities without which an engine cannot be asked this."""
+    match operation:
+        case FailStep():
+            yield "fail_step"
+        case Abort():
+            yield "abort"
+        case Add(options=options):
+            asked = {
+                "n": options.n > 1,
+                "salt": options.salt is not None,
+                "stop": bool(options.stop_token_ids),
+                "min_tokens": options.min_tokens > 0,
+            }
+            yield from (name for name, is_asked in asked.items() if is_asked)

@@ -11,6 +11,7 @@ asked; a replay ignores the former, a log is judged by it. Request ids are `[req
      "reason": "stop"}]}
     {"op": "abort", "request": 0, "took": true}
     {"op": "fail_step", "step": 0, "finished": []}
+    {"op": "reset_prefix_cache"}
 
 `seed` and `forced` (`[output number from 1, token]`) belong to the suite's model. `open_end` is for
 logs: the request may also end for reasons that tokens do not show (a stop string, NaN). `schedule`
@@ -109,7 +110,15 @@ class FailStep:
         return f"the step raises{_ends(self.finished)}"
 
 
-Operation = Add | Schedule | Commit | Abort | FailStep
+@dataclass(slots=True)
+class ResetPrefixCache:
+    """In logs: nothing is hittable from here on."""
+
+    def __str__(self) -> str:
+        return "the prefix cache is emptied"
+
+
+Operation = Add | Schedule | Commit | Abort | FailStep | ResetPrefixCache
 
 KINDS: Mapping[str, type] = {
     "add": Add,
@@ -117,6 +126,7 @@ KINDS: Mapping[str, type] = {
     "commit": Commit,
     "abort": Abort,
     "fail_step": FailStep,
+    "reset_prefix_cache": ResetPrefixCache,
 }
 
 

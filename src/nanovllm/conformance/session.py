@@ -22,7 +22,15 @@ from nanovllm.conformance.events import (
     Started,
     State,
 )
-from nanovllm.conformance.operations import Abort, Add, Commit, FailStep, Operation, Schedule
+from nanovllm.conformance.operations import (
+    Abort,
+    Add,
+    Commit,
+    FailStep,
+    Operation,
+    ResetPrefixCache,
+    Schedule,
+)
 from nanovllm.conformance.panel import Panel
 from nanovllm.conformance.protocol import (
     CoreDoor,
@@ -44,21 +52,22 @@ class Session:
     Args:
         door: of an engine that said `hello`.
         panel: hears every event.
-        plays_model: draw the tokens; otherwise `commit` is given them.
+        logged: what happened is read from a log: `commit` is given the tokens, and a row without
+            one may have ended by an error.
 
     Every call may raise `Violation`, and `Derailed` when the engine did what cannot be followed;
     after either, nothing more can be judged. `operations` has what was done until then.
     """
 
     def __init__(
-        self, door: CoreDoor, hello: Hello, world: World, panel: Panel, *, plays_model: bool = True
+        self, door: CoreDoor, hello: Hello, world: World, panel: Panel, *, logged: bool = False
     ) -> None:
         self.door = door
         self.hello = hello
         self.world = world
         self.panel = panel
-        self.plays_model = plays_model
-        self.book = Book(world, hello)
+        self.logged = logged
+        self.book = Book(world, hello, logged=logged)
         self.shadow = ShadowKV(world.block_size)
         self.operations: list[Operation] = []
         self.num_requests = 0
@@ -106,7 +115,7 @@ class Session:
         return operation
 
     def commit(self, tokens: Mapping[RequestId, int] | None = None) -> Commit:
-        """Execute the oldest plan in flight; `tokens` if the suite does not play the model."""
+        """Execute the oldest plan in flight; `tokens` of a log."""
         flight = self.book.flights[0]
         operation = Commit(flight.plan.step)
         self.operations.append(operation)
@@ -164,6 +173,11 @@ class Session:
     def asked(self) -> list[Operation]:
         """What was done before the final drain."""
         return self.operations[: self._num_asked]
+
+    def forget_prefixes(self) -> None:
+        """The engine emptied its prefix cache."""
+        self.operations.append(ResetPrefixCache())
+        self.book.blocks.forget_all()
 
     # ---- whole runs ------------------------------------------------------------------------
 
@@ -251,7 +265,7 @@ class Session:
         self.panel.hear(event)
 
     def _ended(self, entry: Entry) -> None:
-        self._tell(Ended(self.book, entry, self.alone(entry) if self.plays_model else None))
+        self._tell(Ended(self.book, entry, None if self.logged else self.alone(entry)))
 
     def _look(self, call: str) -> PoolView | None:
         """Between two calls: what the engine shows of itself."""
@@ -265,7 +279,7 @@ class Session:
         return pool
 
     def _hashes(self) -> tuple[tuple[tuple[int, ...], str | None, str], ...]:
-        """Of blocks that a careless encoding confuses, behind nothing and behind the first; twice."""
+        """Of blocks that a careless encoding confuses, at the root and behind the first; twice."""
         if "hash" not in self.hello.capabilities:
             return ()
         bs = self.world.block_size

@@ -21,18 +21,22 @@ Trial = Callable[[World, list[Operation]], Failure | None]
 Story = tuple[World, list[Operation]]
 
 
-def shrink(failure: Failure, trial: Trial, seconds: float = 5.0) -> Failure:
-    """The smallest failure that is found in this time.
+def shrink(
+    failure: Failure, trial: Trial, *, trials: int = 1_000, seconds: float = 20.0
+) -> Failure:
+    """The smallest failure that is found by so many trials, so that it is the same every time.
 
     Args:
         trial: lives through a story; the failure if it shows the same requirement's.
+        seconds: gives up earlier on a slow engine.
     """
     deadline = monotonic() + seconds
     improved = True
     while improved:
         improved = False
         for candidate in _smaller(failure[0]):
-            if monotonic() > deadline:
+            trials -= 1
+            if trials < 0 or monotonic() > deadline:
                 return failure
             found = trial(*candidate)
             if found is not None and _size(found[0]) < _size(failure[0]):

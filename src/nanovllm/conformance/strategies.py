@@ -35,7 +35,7 @@ def draw_world(rng: Random, hello: Hello, options: Mapping[str, Any]) -> World:
         num_blocks=num_blocks,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
-        max_model_len=rng.choice((40, 40, 40, 12)),
+        max_model_len=rng.choice((40, 40, max(2, rng.randint(-2, 2) + block_size * num_blocks))),
         eos_token_ids=(EOS,),
         prefix_cache=rng.random() < 0.85,
         hash=rng.choice(hashes),  # type: ignore[arg-type]
@@ -72,14 +72,16 @@ def draw_request(rng: Random, session: Session) -> Add:
     else:
         prompt += rng.choices(TOKENS, k=rng.randint(1, rng.choice((4, 12))))
     max_tokens = rng.randint(1, rng.choice((2, 6, 12)))
-    if rng.random() < 0.92:
+    odd = rng.random()
+    if odd < 0.02:
+        max_tokens = rng.choice((0, -1))
+    elif odd > 0.05:
         room = min(world.num_blocks * world.block_size + 1, world.max_model_len)
         if "chunked_prefill" not in hello.capabilities:
             room = min(room, world.max_num_batched_tokens + 1)
         prompt = prompt[: room - 1] or [1]
-        max_tokens = min(max_tokens, room - len(prompt))
-    elif rng.random() < 0.2:
-        max_tokens = rng.choice((0, -1))
+        room -= len(prompt)
+        max_tokens = room + rng.randint(1, 2) if odd > 0.96 else min(max_tokens, room)
     options = draw_options(rng, hello, max(max_tokens, 1))
     ends = EOS if rng.random() < 0.5 else STOP_ID
     forced = {rng.randint(1, 4): ends} if rng.random() < 0.25 else {}

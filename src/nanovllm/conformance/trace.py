@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from importlib.resources import files
+from itertools import groupby
 from typing import Any
 
 from nanovllm.conformance.codec import ProtocolError, decode
@@ -62,9 +63,13 @@ def example_of(trace: Trace) -> Example:
 
 
 def story(trace: Trace) -> list[str]:
-    """The world, then a line for each operation with its answer."""
+    """The world, then a line for each operation with its answer; repetitions are counted."""
     world, operations = read(trace)
-    return [tell_world(world), *map(str, operations)]
+    lines = [tell_world(world)]
+    for line, same in groupby(map(str, operations)):
+        times = len(list(same))
+        lines.append(line if times == 1 else f"{line} ({times} times)")
+    return lines
 
 
 def tell_world(world: World) -> str:

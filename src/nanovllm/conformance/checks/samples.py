@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from nanovllm.conformance.checks.check import Require, check
-from nanovllm.conformance.events import Aborted, Drained, Ended, Planned
+from nanovllm.conformance.checks.ends import sampling
+from nanovllm.conformance.events import Aborted, Committed, Drained, Ended, Planned
 from nanovllm.conformance.protocol import RequestId
 
 
@@ -16,6 +17,16 @@ def samples_equal_single_requests(ended: Ended, require: Require) -> None:
     require(got == ended.alone, entry, "ended by", entry.reason, "alone:", *ended.alone)
 
 
+@check("FRK-1", Committed, "n")
+def samples_end_by_their_own_tokens(committed: Committed, require: Require) -> None:
+    ended = {finished.id for finished in committed.ended}
+    for id in sampling(committed):
+        entry = committed.book.entries[id]
+        if entry.options.n > 1:
+            right = (id in ended) == (id in committed.expected)
+            require(right, entry, "drew", committed.tokens[id], "and ended:", id in ended)
+
+
 @check("FRK-2", Planned, "n")
 def samples_share_the_prompt(planned: Planned, require: Require) -> None:
     """A sample finds the full blocks of the prompt in use, if the first one still holds them."""
@@ -26,10 +37,10 @@ def samples_share_the_prompt(planned: Planned, require: Require) -> None:
         entry, row = admission.entry, admission.seating.row
         leader = book.entries[RequestId(entry.id.request, 0)]
         full = (len(entry.prompt) - 1) // bs
-        if entry is leader or entry.num_admissions > 1 or not full or not leader.seated:
+        if entry is leader or not full or not leader.seated:
             continue
-        if leader.num_computed < full * bs:
-            continue
+        if entry.num_admissions > 1 or leader.num_preemptions:
+            continue  # what was computed may be gone
         require(row.start >= full * bs, entry, "computes the prompt again from", row.start)
         alone = [b for b in row.block_table[:full] if book.blocks.held[b] < 2]
         require(not alone, "blocks", alone, "of", entry, "are not shared with", leader)

@@ -59,7 +59,7 @@ def one_row_each_with_work_in_it(planned: Planned, require: Require) -> None:
 
 @check("SCH-5", Planned)
 def idle_engine_plans_nothing(planned: Planned, require: Require) -> None:
-    if not planned.before.seated and not planned.before.queued and not planned.book.uncertain:
+    if not planned.before.num_live:
         rows = planned.flight.plan.rows
         require(not rows, "nothing is to be done, and the plan is", rows)
 
