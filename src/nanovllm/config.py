@@ -93,6 +93,7 @@ class Config:
         dtype: `auto` is float32 on a CPU and the checkpoint's own elsewhere.
         skip_tokenizer: token ids in, token ids out; for checkpoints without a tokenizer.
         seed: of the requests that bring none; None draws it from the system.
+        trace: file to which plans and tokens are logged, for `nanovllm conformance check`.
     """
 
     model: str | Path = EMBEDDED_MODEL
@@ -112,6 +113,7 @@ class Config:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     skip_tokenizer: bool = False
     seed: int | None = None
+    trace: str | Path | None = None
 
     def __post_init__(self) -> None:
         for name in (

@@ -163,6 +163,10 @@ class EngineOptions:
     skip_tokenizer: Annotated[
         bool, _engine("Token ids in, token ids out (needs --input).", "--skip-tokenizer")
     ] = False
+    trace: Annotated[
+        Path | None,
+        _engine("Log plans and tokens to this file, for `nanovllm conformance check`."),
+    ] = None
     kvcache_block_size: Annotated[
         int | None, _cache("Tokens per block; none: the backend's choice.", "--block-size")
     ] = None

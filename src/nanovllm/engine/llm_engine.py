@@ -17,6 +17,7 @@ from nanovllm.engine.request import Request, Sample
 from nanovllm.engine.scheduler import Scheduler
 from nanovllm.engine.sequence import Sequence
 from nanovllm.engine.step import ScheduledStep
+from nanovllm.engine.trace_log import TracedScheduler, TraceLog
 from nanovllm.models.model_config import ModelConfig
 from nanovllm.outputs import Stats, StepOutput
 from nanovllm.sampling_params import SamplingParams
@@ -55,13 +56,13 @@ class LLMEngine:
         self.config = config
         self.model_config = model_config
         self.model_runner = ModelRunner(config, model_config)
-        self.scheduler = Scheduler(self._scheduler_config())
+        self.scheduler = self._make_scheduler()
         self._live: dict[int, Request] = {}  # by seq_id, one entry a sample
         self._finished: dict[int, Request] = {}  # by request_id, not handed over yet
         self._closed = False
 
-    def _scheduler_config(self) -> SchedulerConfig:
-        return SchedulerConfig(
+    def _make_scheduler(self) -> Scheduler:
+        config = SchedulerConfig(
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
             max_model_len=self.model_runner.max_model_len,
@@ -73,6 +74,9 @@ class LLMEngine:
             enable_prefix_caching=self.config.enable_prefix_caching,
             seed=self.config.seed,
         )
+        if self.config.trace is None:
+            return Scheduler(config)
+        return TracedScheduler(config, TraceLog(self.config.trace))
 
     # ---- requests --------------------------------------------------------------------------
 
@@ -210,7 +214,7 @@ class LLMEngine:
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running requests are not affected (API-8)."""
         self._check_open()
-        self.scheduler.block_manager.reset_prefix_cache()
+        self.scheduler.reset_prefix_cache()
 
     def stats(self) -> Stats:
         """Queues, blocks and totals (API-8)."""

@@ -124,6 +124,10 @@ class Scheduler:
             self._finish(seq, FinishReason.ABORT)
         return True
 
+    def reset_prefix_cache(self) -> None:
+        """Forget all published content; what runs is not affected (API-8)."""
+        self.block_manager.reset_prefix_cache()
+
     def is_finished(self) -> bool:
         return not self._live
 
