@@ -163,10 +163,72 @@ def test_list_shows_what_is_asked_for() -> None:
     assert "no requirement is XYZ-*" in nothing.stderr
 
 
+LOG = [
+    {
+        "hello": {"engine": "logger", "version": "3", "doors": ["core"]},
+        "world": {"block_size": 4, "num_blocks": 8},
+    },
+    {"op": "add", "request": 0, "prompt": [5, 6, 7], "max_tokens": 2},
+    {
+        "op": "schedule",
+        "plan": {
+            "step": 0,
+            "rows": [{"id": [0, 0], "start": 0, "count": 3, "block_table": [1]}],
+        },
+    },
+    {"op": "commit", "step": 0, "tokens": [[[0, 0], 8]], "finished": []},
+]
+
+
+def check(path: Path, log: list[Any], *args: str) -> Result:
+    path.write_text("".join(json.dumps(line) + "\n" for line in log))
+    return invoke("conformance", "check", path, *args)
+
+
+def test_a_log_is_judged_without_an_adapter(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    result = check(tmp_path / "log.jsonl", LOG, "--report", str(report))
+    assert result.exit_code == 0, result.output
+    assert "Conformance of logger 3" in result.stdout
+    assert written(str(report))["summary"]["pass"] > 3
+
+
+def test_a_log_that_shows_a_defect_is_1(tmp_path: Path) -> None:
+    rows = [{"id": [0, 0], "start": 0, "count": 0, "block_table": [1]}]
+    log = [*LOG[:2], {"op": "schedule", "plan": {"step": 0, "rows": rows}}]
+    result = check(tmp_path / "log.jsonl", log, "--req", "SCH-4")
+    assert result.exit_code == 1
+    assert "NOT OK: 1 fail: SCH-4" in result.stdout
+    assert "line 3" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("log", "args", "message"),
+    [
+        ([], [], "log.jsonl: the log is empty"),
+        ([{"op": "add"}], [], "line 1: expected hello and world"),
+        (LOG, ["--req", "XYZ-*"], "no requirement is XYZ-*"),
+    ],
+)
+def test_what_is_no_log_is_bad_usage(
+    tmp_path: Path, log: list[Any], args: list[str], message: str
+) -> None:
+    result = check(tmp_path / "log.jsonl", log, *args)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_a_log_of_nothing_that_counts_is_1(tmp_path: Path) -> None:
+    result = check(tmp_path / "log.jsonl", LOG[:1])
+    assert result.exit_code == 1
+    assert "nothing was evaluated" in result.stdout
+
+
 def test_explain_tells_what_and_why() -> None:
-    result = invoke("conformance", "explain", "PFX-6")
+    result = invoke("conformance", "explain", "PFX-6", "--no-story")
     assert result.exit_code == 0
     assert "PFX-6" in result.stdout
+    assert "gets it wrong" not in result.stdout
     unknown = invoke("conformance", "explain", "PFX-66")
     assert unknown.exit_code == 2
     assert "did you mean PFX-6" in unknown.stderr

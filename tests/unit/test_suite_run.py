@@ -9,6 +9,7 @@ import pytest
 
 from nanovllm.conformance import parts
 from nanovllm.conformance.adapters.reference import ReferenceCore
+from nanovllm.conformance.faulty_story import faulty_story
 from nanovllm.conformance.options import RunOptions
 from nanovllm.conformance.protocol import Plan
 from nanovllm.conformance.report import Report
@@ -143,3 +144,17 @@ def test_a_known_failure_is_replayed_until_its_trace_passes(
     assert not excused.problems()
     repaired = whole_suite(ReferenceCore(), req=("SCH-4",), known_failures=known)
     assert repaired.verdicts["SCH-4"].outcome is Outcome.UNEXPECTED_PASS
+
+
+# ---- what goes wrong without it --------------------------------------------------------------
+
+
+def test_a_requirement_is_explained_by_an_engine_that_lacks_it() -> None:
+    text = faulty_story("SCH-4")
+    assert "An engine that gets it wrong" in text
+    assert "add r" in text
+    assert "block 0" in text
+
+
+def test_what_no_story_shows_is_explained_without_one() -> None:
+    assert faulty_story("MOD-1") == ""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def conformance_app() -> typer.Typer:
     app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
     app.callback()(_about)
-    for command in (run, init, doctor, explain, list_):
+    for command in (run, check, init, doctor, explain, list_):
         app.command(command.__name__.rstrip("_"))(command)
     return app
 
@@ -102,6 +102,26 @@ def _conclude(report: Report, *, strict: bool = False) -> None:
         raise typer.Exit(ExitCode.SOME_FAILED)
 
 
+def check(
+    log: Annotated[Path, typer.Argument(metavar="LOG.jsonl", exists=True, dir_okay=False)],
+    req: Annotated[list[str] | None, typer.Option(help="Ids, or patterns such as 'PFX-*'.")] = None,
+    report: Annotated[
+        list[Path] | None, typer.Option(help="Write a report: .json, .html, .md, .xml, .svg.")
+    ] = None,
+) -> None:
+    """Judge the log of an engine that has run by itself; no adapter is needed.
+
+    docs/protocol.md says what a line holds.
+    """
+    from nanovllm.conformance.log_report import report_of_log
+    from nanovllm.conformance.report import write_reports
+
+    with usage_errors():
+        found = report_of_log(log, ",".join(req or ()) or "*")
+        write_reports(found, report or ())
+    _conclude(found)
+
+
 def list_(
     pattern: Annotated[str, typer.Argument(help="Ids, or patterns such as 'PFX-*'.")] = "*",
     level: Annotated[list[str] | None, typer.Option(help="must, should, may.")] = None,
@@ -122,14 +142,22 @@ def list_(
         )
 
 
-def explain(spec_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
-    """Explain a requirement: what, why, public bugs, and how an engine gets it wrong."""
+def explain(
+    spec_id: Annotated[str, typer.Argument(metavar="ID")],
+    story: Annotated[bool, typer.Option(help="Run an engine that gets it wrong.")] = True,
+) -> None:
+    """Explain a requirement: what, why, public bugs, and the story of an engine without it."""
     from rich.markdown import Markdown
 
     from nanovllm.conformance.registry import explain as page_of
 
     with usage_errors():
         page = page_of(spec_id)
+    if story:
+        with stderr().status("an engine that gets it wrong"):
+            from nanovllm.conformance.faulty_story import faulty_story
+
+            page += faulty_story(spec_id)
     console = Console(highlight=False)
     if console.is_terminal:
         console.print(Markdown(page))

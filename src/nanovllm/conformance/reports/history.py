@@ -8,6 +8,9 @@ from typing import Any
 
 from nanovllm.conformance.protocol import RequestId
 
+MAX_IDLE_BLOCKS = 12
+"""Larger pools are drawn without the blocks that nobody used."""
+
 
 @dataclass(frozen=True, slots=True)
 class Holder:
@@ -107,6 +110,13 @@ def columns(trace: Mapping[str, Any]) -> list[Column]:
             tables.drop([id for id in gone if id not in in_flight])
         tables.drop(_ended(operation))
     return found
+
+
+def blocks_of(trace: Mapping[str, Any], steps: Sequence[Column]) -> list[int]:
+    """Blocks to draw: all of a small pool, of a large one those that were ever held."""
+    held = {block for column in steps for block in column.cells}
+    num_blocks = trace["world"].get("num_blocks", 0)
+    return sorted(held.union(range(num_blocks)) if num_blocks <= MAX_IDLE_BLOCKS else held)
 
 
 def _with_published(column: Column, pool: Mapping[str, Any]) -> Column:

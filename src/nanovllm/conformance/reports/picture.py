@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from nanovllm.conformance.protocol import RequestId
-from nanovllm.conformance.reports.history import Cell, Column, Holder, columns
+from nanovllm.conformance.reports.history import Cell, Column, Holder, blocks_of, columns
 
 CELL_WIDTH, CELL_HEIGHT = 56, 34
 LEFT, TOP = 64, 26
@@ -24,7 +24,7 @@ def picture(trace: Mapping[str, Any]) -> str:
     steps = columns(trace)
     if not steps:
         return ""
-    blocks = sorted({block for column in steps for block in column.cells})
+    blocks = blocks_of(trace, steps)
     width = LEFT + CELL_WIDTH * len(steps) + 1
     height = TOP + CELL_HEIGHT * len(blocks) + 1
     parts = [_block_labels(blocks), *(_step_label(i, c) for i, c in enumerate(steps))]

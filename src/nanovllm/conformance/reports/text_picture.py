@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nanovllm.conformance.reports.history import Cell, Holder, columns
+from nanovllm.conformance.reports.history import Cell, Holder, blocks_of, columns
 from nanovllm.conformance.reports.picture import name
 
 KEY = "r0[0-3]: computes these positions   (r0): holds   r0~: left by, content still there"
@@ -16,9 +16,8 @@ def text_picture(trace: Mapping[str, Any]) -> list[str]:
     steps = columns(trace)
     if not steps:
         return []
-    blocks = sorted({block for column in steps for block in column.cells})
     rows = [["", *(f"step {column.step}" for column in steps)]]
-    for block in blocks:
+    for block in blocks_of(trace, steps):
         cells = (column.cells.get(block, Cell()) for column in steps)
         rows.append([f"block {block}", *map(_cell, cells)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
