@@ -94,6 +94,7 @@ class Book:
         self._live: dict[int, Entry] = {}
         self.published: dict[int, History] = {}
         self.released_at: dict[int, int] = {}
+        self.num_steps = 0
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
@@ -191,6 +192,7 @@ class Book:
 
     def plan(self, step: ScheduledStep) -> list[Admission]:
         """A plan: its preemptions, then its rows in order, each with the blocks it takes."""
+        self.num_steps += bool(step.rows)
         for seq in step.preempted:
             entry = self.entries[seq.seq_id]
             require(entry.is_seated, "SCH-8", entry, "is preempted, but it holds nothing")

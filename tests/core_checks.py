@@ -118,6 +118,7 @@ def check_published(door: Door) -> None:
 def check_stats(door: Door) -> None:
     stats, book = door.scheduler.stats, door.book
     require(stats.num_computed_tokens == book.num_computed_tokens, "PFX-17", stats)
+    require(stats.num_steps == book.num_steps, "API-8", stats)
     require(stats.num_preemptions == book.num_preemptions, "PFX-17", stats)
     cached = book.num_cached_tokens
     require(stats.num_cached_tokens == cached, "PFX-17", stats, "but", cached, "were cached")
@@ -139,6 +140,7 @@ def check_state(door: Door) -> None:
 def check_rows(door: Door, before: Before, step: ScheduledStep) -> None:
     config, bs = door.config, door.config.kvcache_block_size
     ids = [row.seq.seq_id for row in step.rows]
+    require(step.step_id == door.book.num_steps - bool(ids), "API-5", "step", step.step_id)
     total = sum(row.count for row in step.rows)
     require(total <= config.max_num_batched_tokens, "SCH-2", total, "tokens in a plan")
     require(step.num_tokens == total, "SCH-2", "num_tokens is", step.num_tokens, "not", total)
