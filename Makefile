@@ -22,7 +22,7 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)  ## run the engine on the embedded model
 	$(BIN)/nanovllm info
-	$(BIN)/nanovllm generate "In the beginning" --max-tokens 120 --temperature 0.7 --seed 1
+	$(BIN)/nanovllm generate "And it came to pass" --max-tokens 70 --temperature 0.7 --seed 1
 
 test: lint unit property equality perf gate  ## everything that needs no GPU
 
