@@ -33,12 +33,14 @@ class Examination:
         failures: requirement -> the first session that shows it, and how.
         errors: requirement -> what of the harness or the adapter went wrong.
         events: situation -> number of examples that came to it.
+        broken: traceback of what ended the examination early, if anything did.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
     failures: dict[str, tuple[Session, Violation]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     events: Counter[str] = field(default_factory=Counter)
+    broken: str = ""
 
 
 def examine(
@@ -58,15 +60,13 @@ def examine(
         result.events.clear()
         for example in examples:
             session = Session(door, hello, example.world, panel, logged=example.logged)
-            try:
-                _live(example, session, panel, result)
-            except Unreadable:
-                raise
-            except Exception:
-                trace = traceback.format_exc()
-                result.errors.update((spec_id, trace) for spec_id in remaining)
+            _live(example, session, panel, result)
+            if result.broken:
+                result.errors.update(dict.fromkeys(remaining, result.broken))
                 return result
-            result.events.update(+Counter({k: min(v, 1) for k, v in session.book.events.items()}))
+            result.events.update(name for name, times in session.book.events.items() if times)
+            if remaining <= result.failures.keys():
+                break
         result.counts.update(panel.evaluations.counts)
         result.errors.update(panel.errors)
         failed = remaining & result.failures.keys()
@@ -86,9 +86,14 @@ def _live(example: Example, session: Session, panel: Panel, result: Examination)
             result.failures.setdefault(violation.spec_id, (session, violation))
     except Derailed:
         pass
+    except Unreadable:
+        raise
     except (Refused, Unsupported):
+        # An engine need not offer every world; what it declares it has to offer.
         if session.operations:
-            raise  # it did not even start in this world, which is its right; this is not
+            result.broken = traceback.format_exc()
+    except Exception:
+        result.broken = traceback.format_exc()
 
 
 def again(

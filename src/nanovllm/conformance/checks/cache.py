@@ -61,6 +61,12 @@ def different_content_has_different_hashes(started: Started, require: Require) -
     require(len(seen) == len({h[:2] for h in started.hashes}), "a hash changes when asked twice")
 
 
+@check("PFX-1", Crashed, "prefix_cache", "hash")
+def hashes_can_be_told(crashed: Crashed, require: Require) -> None:
+    if crashed.call == "hash":
+        require(False, "a hash cannot be told:", crashed.error)
+
+
 @check("PFX-3", State, "prefix_cache", "pool")
 def only_full_blocks_are_published(state: State, require: Require) -> None:
     bs = state.book.world.block_size
