@@ -74,12 +74,13 @@ class TracedScheduler(Scheduler):
     def abort(self, seq_id: int) -> bool:
         """One line for all samples of a request, whose sequences are aborted one by one."""
         took = super().abort(seq_id)
-        request, _ = self._ids.get(seq_id, (seq_id, 0))
-        if took and request not in self._aborted:
-            self._aborted.add(request)
-            self.log.write(op="abort", request=request, took=True)
-        if took and seq_id not in self._live:
-            del self._ids[seq_id]
+        if took:
+            request, _ = self._ids[seq_id]
+            if request not in self._aborted:
+                self._aborted.add(request)
+                self.log.write(op="abort", request=request, took=True)
+            if seq_id not in self._live:
+                self._forget(seq_id)
         return took
 
     def schedule(self) -> ScheduledStep:
@@ -124,13 +125,14 @@ class TracedScheduler(Scheduler):
         self.log.write(op="reset_prefix_cache")
 
     def _finished(self, ended: Iterable[Sequence]) -> list[dict[str, Any]]:
-        """They are no longer alive, so nothing is kept of them."""
-        finished = []
-        for seq in ended:
-            id = self._ids.pop(seq.seq_id)
-            self._aborted.discard(id[0])
-            finished.append({"id": id, "reason": str(seq.finish_reason)})
-        return finished
+        return [{"id": self._forget(seq.seq_id), "reason": str(seq.finish_reason)} for seq in ended]
+
+    def _forget(self, seq_id: int) -> tuple[int, int]:
+        """Its id in the log; nothing is kept of who has ended."""
+        id = self._ids.pop(seq_id)
+        if id[0] in self._aborted and all(request != id[0] for request, _ in self._ids.values()):
+            self._aborted.remove(id[0])
+        return id
 
 
 def _hello(config: SchedulerConfig) -> dict[str, Any]:
