@@ -6,7 +6,6 @@ from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-from nanovllm.config import SchedulerConfig
 from nanovllm.conformance.adapters.reference import ReferenceCore
 from nanovllm.conformance.faults.fault import planted
 from nanovllm.conformance.planting import plantings_in
@@ -93,10 +92,10 @@ class LengthWinsOverStop(Scheduler):
 class OneEosIsEnough(LLM):
     """Of several eos ids only the first is known."""
 
-    def _scheduler_config(self) -> SchedulerConfig:
-        config = super()._scheduler_config()
-        first = sorted(config.eos_token_ids)[:1]
-        return replace(config, eos_token_ids=frozenset(first))
+    def _make_scheduler(self) -> Scheduler:
+        first = sorted(self.model_config.eos_token_ids)[:1]
+        self.model_config = replace(self.model_config, eos_token_ids=frozenset(first))
+        return super()._make_scheduler()
 
 
 @planted("STP-2", instead_of=sampling_row, door="engine")
