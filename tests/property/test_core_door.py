@@ -7,16 +7,19 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from ahead_engine import AheadCore
 from bent_door import reference
 
 from nanovllm.conformance.checks import CHECKS
 from nanovllm.conformance.examination import Example, examine
 from nanovllm.conformance.panel import Panel
+from nanovllm.conformance.protocol import Plan, World
 from nanovllm.conformance.registry import load_registry
 from nanovllm.conformance.runner import PROFILES, drawn, run_core
 from nanovllm.conformance.scenarios import SCENARIOS
 from nanovllm.conformance.session import Session
 from nanovllm.conformance.trace import example_of, trace_of
+from nanovllm.conformance.transport import local_door
 from nanovllm.conformance.verdicts import Outcome, Verdict
 
 SITUATIONS = (
@@ -75,6 +78,32 @@ def test_examples_reach_every_situation() -> None:
     examples = [drawn(door.hello(), 0, i, {}) for i in range(40)]
     reached: Counter[str] = examine(door, door.hello(), examples, {"SCH-6"}).events
     assert {name: reached[name] for name in SITUATIONS if reached[name] < 4} == {}, reached
+
+
+@pytest.mark.spec("SCH-6", "BLK-4", "BLK-6", "SCH-13")
+def test_an_engine_that_plans_one_step_ahead_passes() -> None:
+    engine = Counting()
+    verdicts = run_core(lambda: local_door(engine), profile="ci", seed=0)
+    wrong = not_passed(verdicts)
+    assert {i: told for i, told in wrong.items() if told[0] is not Outcome.UNSUPPORTED} == {}
+    assert sum(verdict.outcome is Outcome.PASS for verdict in verdicts) > 20
+    assert engine.num_ahead > 100
+    assert engine.num_discarded_in_all >= 5
+
+
+class Counting(AheadCore):
+    """Counts the plans made ahead, and the rows that an end has made needless."""
+
+    num_ahead = 0
+    num_discarded_in_all = 0
+
+    def schedule(self) -> Plan:
+        self.num_ahead += any(self.flights.values())
+        return super().schedule()
+
+    def reset(self, world: World) -> None:
+        self.num_discarded_in_all += getattr(self, "num_discarded", 0)
+        super().reset(world)
 
 
 def live(example: Example) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from nanovllm.conformance.events import (
     Started,
     State,
 )
+from nanovllm.conformance.model import Model
 from nanovllm.conformance.operations import (
     Abort,
     Add,
@@ -36,12 +37,13 @@ from nanovllm.conformance.protocol import (
     CoreDoor,
     EngineFault,
     Hello,
+    Plan,
     PoolView,
     Refused,
     RequestId,
     World,
 )
-from nanovllm.conformance.shadow import Reading, ShadowKV, next_token
+from nanovllm.conformance.shadow import Reading, ShadowKV
 
 T = TypeVar("T")
 
@@ -68,12 +70,13 @@ class Session:
         self.panel = panel
         self.logged = logged
         self.book = Book(world, hello, logged=logged)
+        self.model = Model(self.book)
         self.shadow = ShadowKV(world.block_size)
         self.operations: list[Operation] = []
         self.num_requests = 0
-        self._alphabet = (1, 2, 1, 2, 1, 2, *world.eos_token_ids)
         self._pool: PoolView | None = None
         self._num_asked: int | None = None
+        self._polled: Plan | None = None
 
     def start(self) -> None:
         """Reset the engine; Refused or Unsupported if it does not offer this world."""
@@ -104,7 +107,8 @@ class Session:
         operation = Schedule()
         self.operations.append(operation)
         before = self.book.before()
-        operation.plan = self._call("schedule", self.door.schedule)
+        operation.plan = self._polled or self._call("schedule", self.door.schedule)
+        self._polled = None
         flight = self.book.plan(operation.plan)
         self._tell(Planned(self.book, before, flight))
         rows = operation.plan.rows
@@ -122,7 +126,7 @@ class Session:
         readings = self.shadow.execute(flight.plan.copies, [s.span for s in flight.seatings])
         self._tell(Executed(self.book, flight, readings))
         self._note_misled(flight, readings)
-        drawn = self._draw(flight, readings) if tokens is None else dict(tokens)
+        drawn = self.model.draw(flight, readings) if tokens is None else dict(tokens)
         operation.tokens = drawn
         ended = self._call("commit", partial(self.door.commit, flight.plan.step, drawn))
         operation.finished = tuple(ended)
@@ -185,11 +189,12 @@ class Session:
     def may_schedule(self) -> bool:
         return len(self.book.flights) <= self.hello.ahead
 
-    def step(self) -> None:
+    def step(self) -> Plan:
         """Commit what is in flight, then schedule and commit."""
         self.land()
-        self.schedule()
+        plan = self.schedule().plan
         self.land()
+        return plan
 
     def land(self) -> None:
         while self.book.flights:
@@ -204,40 +209,23 @@ class Session:
         bound = len(requests) * work + len(requests) + self.hello.ahead
         steps = 0
         while self.book.live and steps < bound:
-            self.step()
             steps += 1
+            plan = self.step()
+            if not (plan.rows or plan.preempted or plan.finished):
+                steps += self._poll(bound - steps)
         self._tell(Drained(self.book, steps, bound, requests, tuple(self.book.live.values())))
 
-    # ---- the model -------------------------------------------------------------------------
+    def _poll(self, most: int) -> int:
+        """Ask an engine that does nothing again, without a look at each answer; how often.
 
-    def _draw(self, flight: Flight, readings: Sequence[Reading]) -> dict[RequestId, int]:
-        tokens: dict[RequestId, int] = {}
-        for seating, reading in zip(flight.seatings, readings, strict=True):
-            entry = seating.entry
-            if seating.row.end == entry.num_known:
-                k = entry.num_known - len(entry.prompt) + 1
-                tokens[entry.id] = self._token(entry, reading.digest, k)
-        return tokens
-
-    def _token(self, entry: Entry, digest: int, k: int) -> int:
-        """Output number `k`; what would end the request too early is masked (STP-2)."""
-        masked = self.book.end_tokens(entry) if k <= entry.options.min_tokens else ()
-        forced = entry.forced.get(k)
-        if forced is not None and forced not in masked:
-            return forced
-        # One token more than can be masked, so that some are always left.
-        allowed = [token for token in (*self._alphabet, 3) if token not in masked]
-        return next_token(digest, entry.seed, entry.id.sample, allowed)
-
-    def alone(self, entry: Entry) -> tuple[list[int], str]:
-        """Completion and reason of the request computed alone, without a cache."""
-        node = entry.path[len(entry.prompt) - 1]
-        completion: list[int] = []
-        while True:
-            completion.append(self._token(entry, node.digest, len(completion) + 1))
-            node = node.then(completion[-1])
-            if reason := self.book.ending(entry, completion):
-                return completion, reason
+        A plan that is not empty is kept for the next `schedule`.
+        """
+        for i in range(most):
+            plan = self._call("schedule", self.door.schedule)
+            if plan.rows or plan.preempted or plan.finished:
+                self._polled = plan
+                return i
+        return most
 
     def _note_misled(self, flight: Flight, readings: Sequence[Reading]) -> None:
         for seating, reading in zip(flight.seatings, readings, strict=True):
@@ -265,7 +253,7 @@ class Session:
         self.panel.hear(event)
 
     def _ended(self, entry: Entry) -> None:
-        self._tell(Ended(self.book, entry, None if self.logged else self.alone(entry)))
+        self._tell(Ended(self.book, entry, None if self.logged else self.model.alone(entry)))
 
     def _look(self, call: str) -> PoolView | None:
         """Between two calls: what the engine shows of itself."""

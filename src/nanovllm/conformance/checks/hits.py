@@ -85,16 +85,17 @@ def salts_never_share(executed: Executed, require: Require) -> None:
 
 @check("PFX-14", Planned, "prefix_cache", "salt")
 def content_of_another_salt_is_no_hit(planned: Planned, require: Require) -> None:
-    """Counts the admissions that would have found it."""
-    bs = planned.book.world.block_size
+    """Judges the admissions that would have found it."""
+    bs, resident = planned.book.world.block_size, planned.book.blocks.resident
     for admission in judged(planned):
+        salt, row = admission.entry.options.salt, admission.seating.row
         first = admission.entry.contents(bs)[:1]
-        salt = admission.entry.options.salt
-        contents = {resident.content for resident in planned.before.resident.values()}
+        contents = {found.content for found in planned.before.resident.values()}
         others = [c for c in contents if c.depth == bs and c.salt != salt]
         if first and any(other.tokens == first[0].tokens for other in others):
-            shared = admission.num_cached if not admission.run else 0
-            require(not shared, admission.entry, "finds", shared, "tokens of another salt")
+            hits = [b for b in row.block_table[: row.start // bs] if b in resident]
+            foreign = [b for b in hits if resident[b].content.salt != salt]
+            require(not foreign, admission.entry, "finds blocks of another salt:", foreign)
 
 
 @check("PFX-3", Planned, "prefix_cache")
