@@ -1,8 +1,8 @@
 """Positive, exact examples at each door: `SCENARIOS`, and `run_scenarios` to run them.
 
-`core`, `prefix`, `ends`: what a scheduler and its prefix cache must achieve. `boundary`: lengths
-around a block. `cases`: public reports. `blocks`: the blocks door. `engine`, `text`, `sampling`:
-relations at the engine door; `against_hf`: what needs an oracle there.
+`core`, `pool`, `prefix`, `ends`: what a scheduler must achieve. `boundary`: lengths around a block.
+`cases`, `tutorial`: public reports and the tutorial's defects. `blocks`: the blocks door.
+`engine`, `text`, `sampling`: relations at the engine door; `against_hf`: what needs an oracle there.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from nanovllm.conformance.scenarios import (
     core,
     ends,
     engine,
+    pool,
     prefix,
     sampling,
     text,
+    tutorial,
 )
 from nanovllm.conformance.scenarios.scenario import Scenario
 from nanovllm.conformance.scenarios.story import Storyteller
@@ -32,7 +34,11 @@ __all__ = ["SCENARIOS", "Result", "Scenario", "run_scenario", "run_scenarios"]
 
 SCENARIOS: tuple[Scenario, ...] = tuple(
     scenario
-    for module in (cases, boundary, prefix, core, ends, blocks, engine, text, sampling, against_hf)
+    for module in (
+        *(cases, tutorial, boundary, prefix, pool, core, ends),
+        blocks,
+        *(engine, text, sampling, against_hf),
+    )
     for scenario in module.SCENARIOS
 )
 

@@ -109,7 +109,7 @@ def append_takes_a_block_where_the_last_is_full(door: BlocksDoor, seen: Evaluati
                 shelf.append(request, token)
 
 
-@blocks("PFX-11", "PFX-5", "PFX-3", needs=CACHE)
+@blocks("PFX-11", "PFX-3", needs=CACHE)
 def lookup_finds_leading_full_blocks_and_changes_nothing(
     door: BlocksDoor, seen: Evaluations
 ) -> None:
@@ -144,12 +144,14 @@ def generated_blocks_are_found(door: BlocksDoor, seen: Evaluations) -> None:
     shelf.expect_lookup(span(1, 9), "PFX-16")
 
 
-@blocks("PFX-10", "PFX-8", needs=CACHE)
+@blocks("PFX-10", needs=CACHE)
 def cached_blocks_are_free(door: BlocksDoor, seen: Evaluations) -> None:
     """N=8, all cached: the fifth prompt of two blocks is served."""
     shelf = Shelf(door, small(num_blocks=8), seen)
-    for first in (10, 20, 30, 40, 50):
+    for first in (10, 20, 30, 40):
         _pass_by(shelf, span(first, first + 7))
+    fifth = shelf.allocate(span(50, 57))
+    seen.require(fifth is not None, "PFX-10", "two blocks are refused while none is used")
 
 
 @blocks("PFX-10", needs=CACHE, level="should")

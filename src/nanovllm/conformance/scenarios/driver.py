@@ -21,6 +21,8 @@ from nanovllm.conformance.protocol import (
 from nanovllm.conformance.scenarios.track import Admission, Track, ceil_div, digests
 from nanovllm.conformance.verdicts import Evaluations, Violation
 
+Look = Callable[[Plan], None]
+
 
 class Bench:
     """A core door that was just reset, and its requests.
@@ -76,6 +78,8 @@ class Bench:
             track.num_preempted += 1
         self._end(plan.finished)
         taken = {row.id: self._taken(row) for row in plan.rows}
+        if len(taken) < len(plan.rows):
+            raise Violation("SCH-4", f"a request has two rows in {plan.rows}")
         for row in plan.rows:
             others = {block for id, blocks in taken.items() if id != row.id for block in blocks}
             self._seat(row, others)
@@ -125,14 +129,16 @@ class Bench:
     def live(self) -> list[Track]:
         return [track for track in self.tracks.values() if track.reason is None]
 
-    def step(self) -> Plan:
-        """Schedule and, if there is something to execute, commit."""
+    def step(self, look: Look | None = None) -> Plan:
+        """Schedule and, if there is something to execute, `look` at it and commit."""
         plan = self.schedule()
         if plan.rows:
+            if look:
+                look(plan)
             self.commit(plan)
         return plan
 
-    def steps(self, spec_id: str = "SCH-6") -> Iterator[Plan]:
+    def steps(self, spec_id: str = "SCH-6", look: Look | None = None) -> Iterator[Plan]:
         """Step until nothing is left, within the bound of SCH-6; yields what was executed.
 
         `spec_id` is the requirement that the engine breaks if it does not come to an end.
@@ -143,15 +149,15 @@ class Bench:
         for _ in range(bound):
             if not self.live:
                 break
-            yield self.step()
+            yield self.step(look)
         if self.live:
             raise Violation(spec_id, f"after {bound} steps {self.live} are not done")
         for _ in range(self.ahead):  # what was planned ahead of an end
             self.step()
 
-    def drain(self, spec_id: str = "SCH-6") -> list[Plan]:
+    def drain(self, spec_id: str = "SCH-6", look: Look | None = None) -> list[Plan]:
         """Run until nothing is left; returns the plans."""
-        return list(self.steps(spec_id))
+        return list(self.steps(spec_id, look))
 
     def until(self, condition: Callable[[], object]) -> None:
         """Step until the condition holds or nothing is left."""
@@ -160,10 +166,10 @@ class Bench:
                 if condition():
                     return
 
-    def run(self, prompt: Sequence[int], max_tokens: int = 1) -> Track:
-        """Add a request and run until everything has ended."""
+    def run(self, prompt: Sequence[int], max_tokens: int = 1, *, spec_id: str = "SCH-6") -> Track:
+        """Add a request and run until everything has ended; `spec_id` as of `steps`."""
         track = self.add(prompt, max_tokens)
-        self.drain()
+        self.drain(spec_id)
         return track
 
     # ---- what is right ---------------------------------------------------------------------
@@ -192,13 +198,12 @@ class Bench:
         bs, n, r = self.world.block_size, admission.known, admission.resident
         least = bs * min(r, (n - 1) // bs)
         most = n - 1 if r * bs == n else least
-        self.expect(
-            least <= admission.cached <= most,
-            spec_id,
-            f"{track} was admitted with {n} known tokens, {r} leading full blocks resident, and",
+        said = (
+            f"{track} was admitted with {n} known tokens, {r} leading full blocks resident, and "
             f"{admission.cached} cached tokens; expected {least}"
-            + (f" to {most}" if most > least else ""),
         )
+        self.expect(admission.cached >= least, spec_id, said)
+        self.expect(admission.cached <= most, "PFX-4", said)
 
     def resident(self, tokens: Sequence[int], without: Collection[int] = ()) -> int:
         """Leading full blocks of `tokens` that the pool still holds, some blocks excepted."""
@@ -220,8 +225,16 @@ class Bench:
             message = f"positions [{row.start}, {row.end}) of the {known} known of {track}"
             empty = "PFX-6" if row.start == known else "SCH-4"
             raise Violation(empty if row.count < 1 else "KV-7", message)
+        self._check_place(track, row)
         num_kept = len(track.table) or ceil_div(row.start, self.world.block_size)
         return row.block_table[num_kept:]
+
+    def _check_place(self, track: Track, row: Row) -> None:
+        if track.reason == "abort" and self.ahead == 0:
+            raise Violation("SCH-13", f"{track} was aborted and has a row")
+        if track.is_seated and row.start > track.rows[-1].end:
+            message = f"{track} goes on at {row.start}, and {track.rows[-1].end} is not computed"
+            raise Violation("KV-5", message)
 
     def _seat(self, row: Row, taken_by_others: Collection[int]) -> None:
         """If it is admitted, what others took in this plan may have been gone by then."""

@@ -132,7 +132,7 @@ def sampling_does_not_affect_sharing(door: EngineDoor, seen: Evaluations) -> Non
             bench.expect(found == 32, "PFX-13", f"{found} cached tokens, expected 32")
 
 
-@engine("PFX-12", "PFX-4", needs=CACHED)
+@engine("PFX-12", needs=CACHED)
 def engine_b24_outputs_with_caching_on_and_off(door: EngineDoor, seen: Evaluations) -> None:
     """Twelve prompts over four tokens, so that prefixes collide often, in blocks of two."""
     draw = random.Random(24)
@@ -188,7 +188,7 @@ def engine_b43_total_length_at_max_model_len(door: EngineDoor, seen: Evaluations
         bench.expect_refused("SCH-7a", f"a prompt of {p} tokens", ask)
 
 
-@engine("SCH-9", "SCH-12b", needs=GREEDY)
+@engine("SCH-9", "SCH-12d", needs=GREEDY)
 def engine_b37_preempted_output_is_complete(door: EngineDoor, seen: Evaluations) -> None:
     """bs=4, N=3: the younger of two is preempted with three of its six outputs."""
     bench = EngineBench(door, seen)

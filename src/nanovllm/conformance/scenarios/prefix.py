@@ -34,7 +34,7 @@ def hit_of_single_token_blocks_leaves_one_token(door: CoreDoor, seen: Evaluation
     seen.require(track.cached == 3, "PFX-6", track.cached, "cached tokens, expected 3")
 
 
-@scenario("PFX-5", "PFX-2", needs=CACHE)
+@scenario("PFX-5", "PFX-12", needs=CACHE)
 def hit_ends_at_the_first_miss(door: CoreDoor, seen: Evaluations) -> None:
     """A resident block behind one that is not is no hit: its ancestors differ."""
     second = [*span(1, 4), 30, 31, 32, 33, *span(9, 13)]
@@ -49,7 +49,7 @@ def only_full_blocks_are_hits(door: CoreDoor, seen: Evaluations) -> None:
     seen.require(track.cached == 4, "PFX-3", track.cached, "cached tokens, expected 4")
 
 
-@scenario("PFX-16", "PFX-4", needs=CACHE)
+@scenario("PFX-16", "PFX-12", needs=CACHE)
 def generated_blocks_of_a_finished_request_are_hits(door: CoreDoor, seen: Evaluations) -> None:
     """bs=4, p=3, k=6: eight tokens are stored, and the conversation goes on behind them."""
     bench = Bench(door, small(), seen)
@@ -125,54 +125,7 @@ def free_hits_are_not_counted_as_free_blocks(door: CoreDoor, seen: Evaluations) 
         bench.expect_complete(track, "PFX-10")
 
 
-@scenario("PFX-11", "BLK-8", needs=CACHE)
-def hits_on_a_running_request_share_its_blocks(door: CoreDoor, seen: Evaluations) -> None:
-    """Two requests with a common prefix read it from the same blocks."""
-    bench = Bench(door, small(), seen)
-    first = bench.add(span(1, 9), 12)
-    bench.step()
-    second = bench.add([*span(1, 8), 20], 12)
-    _share(bench, first, second)
-    bench.drain()
-    for track in (first, second):
-        bench.expect_complete(track, "BLK-8")
-
-
-@scenario("BLK-2", needs=("prefix_cache", "pool"))
-def shared_block_counts_its_holders(door: CoreDoor, seen: Evaluations) -> None:
-    """ref_count is the number of live tables that name a block, also where two share it."""
-    bench = Bench(door, small(), seen)
-    first = bench.add(span(1, 9), 12)
-    bench.step()
-    second = bench.add([*span(1, 8), 20], 12)
-    _share(bench, first, second)
-    held = [block for track in bench.live for block in track.table]
-    if bench.ahead == 0:
-        counts = {block: held.count(block) for block in held}
-        found = _ref_counts(door)
-        seen.require(found == counts, "BLK-2", "ref counts", found, "of tables", counts)
-    bench.drain()
-    left = _ref_counts(door)
-    seen.require(not left, "BLK-2", "ref counts", left, "when all have ended")
-
-
-def _ref_counts(door: CoreDoor) -> dict[int, int]:
-    pool = door.pool()
-    return {b: count for b, count in pool.ref_counts.items() if count and b not in pool.reserved}
-
-
-def _share(bench: Bench, first: Track, second: Track) -> None:
-    """Step until both run; then what the second found is the first one's."""
-    bench.until(lambda: second.rows or first.reason)
-    if not second.rows:
-        return
-    num_shared = second.cached // bench.world.block_size
-    bench.expect(second.cached == 8, "PFX-11", second.cached, "cached tokens, expected 8")
-    mine, theirs = second.rows[0].block_table[:num_shared], first.rows[0].block_table[:num_shared]
-    bench.expect(mine == theirs, "PFX-11", "a hit reads", mine, "where", theirs, "holds it")
-
-
-@scenario("PFX-15", "PFX-12", needs=CACHE)
+@scenario("PFX-15", needs=CACHE)
 def twins_in_one_step_are_equal_and_neither_hides_the_other(
     door: CoreDoor, seen: Evaluations
 ) -> None:
@@ -204,7 +157,7 @@ def twin_of_a_partly_computed_prompt_reads_what_is_computed(
         bench.expect_complete(track, "PFX-4")
 
 
-@scenario("PFX-4", "PFX-7", "SCH-15", needs=("prefix_cache", "fail_step"))
+@scenario("PFX-4", needs=("prefix_cache", "fail_step"))
 def blocks_of_a_failed_step_are_no_hits(door: CoreDoor, seen: Evaluations) -> None:
     """The step that was to write them raised; the same prompt again computes all of it."""
     bench = Bench(door, small(), seen)
