@@ -76,7 +76,7 @@ def b12_whole_prompt_in_the_cache(door: CoreDoor, seen: Evaluations) -> None:
         bench.expect_complete(track, "PFX-12")
 
 
-@scenario("PFX-16", "SCH-9", needs=CACHE)
+@scenario("PFX-16", "KV-7", "SCH-9", needs=CACHE)
 def b13_work_is_counted_after_the_lookup(door: CoreDoor, seen: Evaluations) -> None:
     """Preempted with 10 tokens known and two full blocks resident, it computes positions 8, 9."""
     bench = Bench(door, small(num_blocks=5), seen)

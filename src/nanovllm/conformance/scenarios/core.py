@@ -77,7 +77,7 @@ def budget_below_the_seats_is_refused(door: CoreDoor, seen: Evaluations) -> None
         seen.require(False, "SCH-2", "max_num_batched_tokens=3 and max_num_seqs=4 are accepted")
 
 
-@scenario("SCH-2", "SCH-9")
+@scenario("SCH-2", "SCH-4", "KV-7", "SCH-9")
 def plans_keep_within_the_budget(door: CoreDoor, seen: Evaluations) -> None:
     """Three prompts of five tokens under a budget of seven."""
     bench = Bench(door, small(max_num_seqs=3, max_num_batched_tokens=7), seen)
@@ -152,7 +152,7 @@ def _joins_after_the_first_end(bench: Bench, short: Track, long: Track, third: T
         bench.expect_complete(track, "SCH-9")
 
 
-@scenario("SCH-14", needs=("chunked_prefill",))
+@scenario("SCH-14", "KV-5", "SCH-4", needs=("chunked_prefill",))
 def every_chunking_gives_the_same_output(door: CoreDoor, seen: Evaluations) -> None:
     """A prompt of 15 tokens under budgets of 1 to 16."""
     for budget in range(1, 17):

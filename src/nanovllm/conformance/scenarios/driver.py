@@ -78,8 +78,7 @@ class Bench:
             track.num_preempted += 1
         self._end(plan.finished)
         taken = {row.id: self._taken(row) for row in plan.rows}
-        if len(taken) < len(plan.rows):
-            raise Violation("SCH-4", f"a request has two rows in {plan.rows}")
+        self.expect(len(taken) == len(plan.rows), "SCH-4", "a request has two rows:", plan.rows)
         for row in plan.rows:
             others = {block for id, blocks in taken.items() if id != row.id for block in blocks}
             self._seat(row, others)
@@ -221,10 +220,9 @@ class Bench:
             raise Violation("SCH-4", f"a row of {row.id}, which was never added")
         track = self.tracks[row.id]
         known = len(track.tokens)
-        if row.count < 1 or row.start < 0 or row.end > known:
-            message = f"positions [{row.start}, {row.end}) of the {known} known of {track}"
-            empty = "PFX-6" if row.start == known else "SCH-4"
-            raise Violation(empty if row.count < 1 else "KV-7", message)
+        where = f"positions [{row.start}, {row.end}) of the {known} known of {track}"
+        self.expect(row.count > 0, "PFX-6" if row.start == known else "SCH-4", where)
+        self.expect(row.start >= 0 and row.end <= known, "KV-7", where)
         self._check_place(track, row)
         num_kept = len(track.table) or ceil_div(row.start, self.world.block_size)
         return row.block_table[num_kept:]
@@ -232,9 +230,10 @@ class Bench:
     def _check_place(self, track: Track, row: Row) -> None:
         if track.reason == "abort" and self.ahead == 0:
             raise Violation("SCH-13", f"{track} was aborted and has a row")
-        if track.is_seated and row.start > track.rows[-1].end:
-            message = f"{track} goes on at {row.start}, and {track.rows[-1].end} is not computed"
-            raise Violation("KV-5", message)
+        if track.is_seated:
+            computed = track.rows[-1].end
+            where = f"{track} goes on at position {row.start}, computed are {computed}"
+            self.expect(row.start <= computed, "KV-5", where)
 
     def _seat(self, row: Row, taken_by_others: Collection[int]) -> None:
         """If it is admitted, what others took in this plan may have been gone by then."""

@@ -169,7 +169,7 @@ def failed_step_ends_or_restores_its_requests(door: CoreDoor, seen: Evaluations)
     plan = bench.schedule()
     inside = {row.id for row in plan.rows}
     bench.fail_step(plan)
-    bench.drain()
+    bench.drain("SCH-15")
     for track in tracks:
         if track.reason == "error":
             seen.require(track.id in inside, "SCH-15", track, "was not in the step that raised")
@@ -188,7 +188,7 @@ def engine_survives_steps_that_fail_in_a_row(door: CoreDoor, seen: Evaluations) 
             bench.step()
         if (plan := bench.schedule()).rows:
             bench.fail_step(plan)
-        bench.drain()
+        bench.drain("SCH-15")
         if track.reason != "error":
             bench.expect_complete(track, "SCH-15")
     bench.expect_complete(bench.run([9] * 16, spec_id="SCH-15"), "SCH-15")

@@ -11,42 +11,41 @@ from nanovllm.conformance.verdicts import Evaluations
 CACHE = ("prefix_cache",)
 
 
-def _warm_then(bench: Bench, first: list[int], second: list[int], spec_id: str) -> Track:
-    """Run one prompt to its end, then another, which must find all that is resident."""
+def _expect_cached(
+    bench: Bench, first: list[int], second: list[int], cached: int, spec_id: str
+) -> None:
+    """Run one prompt to its end, then another, of which so many tokens must be cached."""
     bench.run(first)
     track = bench.run(second)
-    bench.expect_hits(track, spec_id)
+    found = track.cached
+    bench.expect(found == cached, spec_id, f"{second}: {found} tokens cached, expected {cached}")
     bench.expect_alone(track, "PFX-12")
-    return track
 
 
 @scenario("PFX-11", "PFX-12", needs=CACHE)
 def hit_covers_the_common_full_blocks(door: CoreDoor, seen: Evaluations) -> None:
     """bs=4: after [1..9], the prompt [1..8, 20, 21] computes its last two tokens only."""
-    track = _warm_then(Bench(door, small(), seen), span(1, 9), [*span(1, 8), 20, 21], "PFX-11")
-    seen.require(track.cached == 8, "PFX-11", track.cached, "cached tokens, expected 8")
+    bench = Bench(door, small(), seen)
+    _expect_cached(bench, span(1, 9), [*span(1, 8), 20, 21], 8, "PFX-11")
 
 
-@scenario("PFX-11", "PFX-6", needs=CACHE)
+@scenario("PFX-6", "PFX-12", needs=CACHE)
 def hit_of_single_token_blocks_leaves_one_token(door: CoreDoor, seen: Evaluations) -> None:
     """bs=1: the same four tokens again are cached but for the last."""
-    track = _warm_then(Bench(door, small(block_size=1), seen), span(1, 4), span(1, 4), "PFX-11")
-    seen.require(track.cached == 3, "PFX-6", track.cached, "cached tokens, expected 3")
+    _expect_cached(Bench(door, small(block_size=1), seen), span(1, 4), span(1, 4), 3, "PFX-6")
 
 
 @scenario("PFX-5", "PFX-12", needs=CACHE)
 def hit_ends_at_the_first_miss(door: CoreDoor, seen: Evaluations) -> None:
     """A resident block behind one that is not is no hit: its ancestors differ."""
     second = [*span(1, 4), 30, 31, 32, 33, *span(9, 13)]
-    track = _warm_then(Bench(door, small(), seen), span(1, 13), second, "PFX-5")
-    seen.require(track.cached == 4, "PFX-5", track.cached, "cached tokens, expected 4")
+    _expect_cached(Bench(door, small(), seen), span(1, 13), second, 4, "PFX-5")
 
 
-@scenario("PFX-3", needs=CACHE)
+@scenario("PFX-3", "PFX-12", needs=CACHE)
 def only_full_blocks_are_hits(door: CoreDoor, seen: Evaluations) -> None:
     """bs=4: of six common tokens the first four are cached."""
-    track = _warm_then(Bench(door, small(), seen), span(1, 6), [*span(1, 6), 20], "PFX-3")
-    seen.require(track.cached == 4, "PFX-3", track.cached, "cached tokens, expected 4")
+    _expect_cached(Bench(door, small(), seen), span(1, 6), [*span(1, 6), 20], 4, "PFX-3")
 
 
 @scenario("PFX-16", "PFX-12", needs=CACHE)
