@@ -15,6 +15,12 @@ from nanovllm.conformance.session import Session
 from nanovllm.conformance.verdicts import Violation
 
 
+Failure = tuple[Session, Violation]
+
+ENOUGH = 4
+"""Sightings of a failure after which examples that only show it again are not worth their time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
     """A world, and what is done in it with a session that has not started."""
@@ -30,17 +36,31 @@ class Examination:
 
     Attributes:
         counts: requirement -> evaluations while nothing that fails could hide any.
-        failures: requirement -> the first session that shows it, and how.
+        sightings: requirement -> sessions that show a failure of it, and how; shortest first.
         errors: requirement -> what of the harness or the adapter went wrong.
         events: situation -> number of examples that came to it.
         broken: traceback of what ended the examination early, if anything did.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
-    failures: dict[str, tuple[Session, Violation]] = field(default_factory=dict)
+    sightings: dict[str, list[Failure]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     events: Counter[str] = field(default_factory=Counter)
     broken: str = ""
+
+    @property
+    def failures(self) -> dict[str, Failure]:
+        """The shortest of each."""
+        return {spec_id: failures[0] for spec_id, failures in self.sightings.items()}
+
+    def note(self, session: Session, violation: Violation) -> None:
+        failures = self.sightings.setdefault(violation.spec_id, [])
+        failures.append((session, violation))
+        failures.sort(key=lambda failure: len(failure[0].operations))
+
+    def is_settled(self, spec_ids: Collection[str]) -> bool:
+        """Whether each of these has failed often enough to choose a story from."""
+        return all(len(self.sightings.get(spec_id, ())) >= ENOUGH for spec_id in spec_ids)
 
 
 def examine(
@@ -65,11 +85,11 @@ def examine(
                 result.errors.update(dict.fromkeys(remaining, result.broken))
                 return result
             result.events.update(name for name, times in session.book.events.items() if times)
-            if remaining <= result.failures.keys():
+            if result.is_settled(remaining):
                 break
         result.counts.update(panel.evaluations.counts)
         result.errors.update(panel.errors)
-        failed = remaining & result.failures.keys()
+        failed = remaining & result.sightings.keys()
         if not failed:
             break
         remaining -= failed
@@ -83,7 +103,7 @@ def _live(example: Example, session: Session, panel: Panel, result: Examination)
         example.play(session)
     except Violation:
         for violation in panel.violations:
-            result.failures.setdefault(violation.spec_id, (session, violation))
+            result.note(session, violation)
     except Derailed:
         pass
     except Unreadable:
@@ -98,7 +118,7 @@ def _live(example: Example, session: Session, panel: Panel, result: Examination)
 
 def again(
     door: CoreDoor, hello: Hello, example: Example, spec_id: str
-) -> tuple[Session, Violation] | None:
+) -> Failure | None:
     """The example with the checks of one requirement alone; None if they do not fail."""
     panel = Panel(hello.capabilities, {spec_id})
     session = Session(door, hello, example.world, panel)

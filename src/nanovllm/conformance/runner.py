@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random, SystemRandom
@@ -10,12 +10,12 @@ from types import MappingProxyType
 from typing import Any
 
 from nanovllm.conformance.checks import CHECKS
-from nanovllm.conformance.examination import Example, again, examine
+from nanovllm.conformance.examination import Example, Failure, again, examine
 from nanovllm.conformance.machine import perform, wander
 from nanovllm.conformance.operations import Operation
 from nanovllm.conformance.panel import applicable
 from nanovllm.conformance.protocol import CoreDoor, Hello, World
-from nanovllm.conformance.shrink import Failure, shrink
+from nanovllm.conformance.shrink import shrink, size
 from nanovllm.conformance.strategies import draw_world
 from nanovllm.conformance.trace import corpus, example_of, verdict_of
 from nanovllm.conformance.verdicts import Outcome, Verdict
@@ -32,6 +32,9 @@ class Profile:
     derandomised: bool = False
     shrinks: bool = True
 
+
+SHRUNK = 3
+"""Stories of a failure that are shrunk, of which the smallest is told."""
 
 PROFILES: Mapping[str, Profile] = MappingProxyType(
     {
@@ -76,15 +79,16 @@ def run_core(
     for spec_id in CORE_REQUIREMENTS:
         if requirements is not None and spec_id not in requirements:
             continue
-        failure = examination.failures.get(spec_id)
+        failures = examination.sightings.get(spec_id)
         if not applicable(hello.capabilities, {spec_id}):
             verdicts.append(Verdict(spec_id, Outcome.UNSUPPORTED, message=_missing(spec_id, hello)))
-        elif failure is None and spec_id in examination.errors:
+        elif not failures and spec_id in examination.errors:
             message = examination.errors[spec_id]
             verdicts.append(Verdict(spec_id, Outcome.ERROR, message=message))
         else:
-            if failure is not None and chosen.shrinks:
-                failure = smallest(door, hello, failure)
+            failure = failures[0] if failures else None
+            if failures and chosen.shrinks:
+                failure = smallest(door, hello, failures[:SHRUNK])
             verdicts.append(verdict_of(spec_id, failure, examination.counts[spec_id]))
     return verdicts
 
@@ -102,17 +106,21 @@ def drawn(hello: Hello, seed: int, index: int, options: Mapping[str, Any]) -> Ex
     return Example(world, play_it)
 
 
-def smallest(door: CoreDoor, hello: Hello, failure: Failure) -> Failure:
-    """The failure alone, all other checks off, with the smallest story that shows it."""
-    spec_id = failure[1].spec_id
+def smallest(door: CoreDoor, hello: Hello, failures: Sequence[Failure]) -> Failure:
+    """The requirement's failure alone, all other checks off, by the smallest story.
+
+    Different stories shrink to different smallest ones, so the best of several is taken.
+    """
+    spec_id = failures[0][1].spec_id
 
     def trial(world: World, operations: list[Operation]) -> Failure | None:
         example = Example(world, partial(perform, operations=operations))
         return again(door, hello, example, spec_id)
 
-    alone = trial(failure[0].world, failure[0].asked)
+    alone = [trial(session.world, session.asked) for session, _ in failures]
+    shrunk = [shrink(failure, trial) for failure in alone if failure is not None]
     # An engine that does not do the same twice is convicted by what it did once.
-    return shrink(alone, trial) if alone is not None else failure
+    return min(shrunk or failures, key=lambda failure: size(failure[0]))
 
 
 def _missing(spec_id: str, hello: Hello) -> str:

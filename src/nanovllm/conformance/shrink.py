@@ -11,19 +11,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from time import monotonic
 
-from nanovllm.conformance.operations import Add, Operation
+from nanovllm.conformance.examination import Failure
+from nanovllm.conformance.operations import Abort, Add, Operation
 from nanovllm.conformance.protocol import RequestOptions, World
 from nanovllm.conformance.session import Session
-from nanovllm.conformance.verdicts import Violation
 
-Failure = tuple[Session, Violation]
 Trial = Callable[[World, list[Operation]], Failure | None]
 Story = tuple[World, list[Operation]]
 
 
-def shrink(
-    failure: Failure, trial: Trial, *, trials: int = 1_000, seconds: float = 20.0
-) -> Failure:
+def shrink(failure: Failure, trial: Trial, *, trials: int = 600, seconds: float = 20.0) -> Failure:
     """The smallest failure that is found by so many trials, so that it is the same every time.
 
     Args:
@@ -39,21 +36,23 @@ def shrink(
             if trials < 0 or monotonic() > deadline:
                 return failure
             found = trial(*candidate)
-            if found is not None and _size(found[0]) < _size(failure[0]):
+            if found is not None and size(found[0]) < size(failure[0]):
                 failure, improved = found, True
                 break
     return failure
 
 
-def _size(session: Session) -> tuple[int, ...]:
+def size(session: Session) -> tuple[int, ...]:
     """Shorter is better, then smaller requests, then fewer peculiarities, then a smaller world."""
     adds = [operation for operation in session.operations if isinstance(operation, Add)]
     world = session.world
     return (
         len(session.operations),
         sum(len(add.prompt) + abs(add.max_tokens) for add in adds),
+        sum(add.options.n for add in adds),
         sum((add.options != RequestOptions()) + len(add.forced) + add.seed for add in adds),
         sum(sum(add.prompt) for add in adds),
+        sum(add.request for add in adds),
         world.hash != "real",
         not world.prefix_cache,
         world.num_blocks * world.block_size,
@@ -65,28 +64,43 @@ def _size(session: Session) -> tuple[int, ...]:
 
 def _smaller(session: Session) -> Iterator[Story]:
     world, operations = session.world, session.asked
-    size = len(operations)
-    while size:
-        for start in range(0, len(operations), size):
-            yield world, operations[:start] + operations[start + size :]
-        size //= 2
+    step = len(operations)
+    while step:
+        for start in range(0, len(operations), max(1, step // 2)):
+            yield world, operations[:start] + operations[start + step :]
+        step //= 2
     for i, operation in enumerate(operations):
         if isinstance(operation, Add):
             for plainer in _plainer(operation):
                 yield world, [*operations[:i], plainer, *operations[i + 1 :]]
+    yield world, _renumbered(operations)
     for smaller in _worlds(world):
         yield smaller, operations
 
 
+def _renumbered(operations: list[Operation]) -> list[Operation]:
+    """Requests from 0 on, in order of arrival."""
+    adds = [operation.request for operation in operations if isinstance(operation, Add)]
+    numbers = {request: i for i, request in enumerate(adds)}
+    return [
+        replace(operation, request=numbers.get(operation.request, operation.request))
+        if isinstance(operation, Add | Abort)
+        else operation
+        for operation in operations
+    ]
+
+
 def _plainer(add: Add) -> Iterator[Add]:
     p = len(add.prompt)
-    size = p // 2
-    while size:
-        for start in range(0, p, size):
-            yield replace(add, prompt=add.prompt[:start] + add.prompt[start + size :])
-        size //= 2
+    step = p // 2
+    while step:
+        for start in range(0, p, step):
+            yield replace(add, prompt=add.prompt[:start] + add.prompt[start + step :])
+        step //= 2
     for max_tokens in range(1, add.max_tokens):
         yield replace(add, max_tokens=max_tokens)
+    for n in range(1, add.options.n):
+        yield replace(add, options=replace(add.options, n=n))
     yield replace(add, options=RequestOptions(), forced={}, seed=0)
     yield replace(add, options=RequestOptions())
     yield replace(add, forced={}, seed=0)
