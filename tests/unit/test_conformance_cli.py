@@ -21,7 +21,7 @@ ENGINES = Path(__file__).parents[1] / "conformance_engines"
 @pytest.fixture
 def idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """`--engine` of one, in a current directory of its own, for a suite of scenarios alone."""
-    monkeypatch.setattr(parts, "suite_parts", lambda: (parts.ScenariosPart(),))
+    monkeypatch.setattr(parts, "suite_parts", lambda: (parts.ScenariosPart("core"),))
     shutil.copy(ENGINES / "idle.py", tmp_path)
     monkeypatch.chdir(tmp_path)
     return "idle.py:Idle"

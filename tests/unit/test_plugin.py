@@ -50,7 +50,7 @@ def test_of_nothing():
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A repository with some tests, and the plugin loaded by its conftest."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.setattr(plugin_engine, "suite_parts", lambda: (ScenariosPart(),))
+    monkeypatch.setattr(plugin_engine, "suite_parts", lambda: (ScenariosPart("core"),))
     pytester.makeconftest('pytest_plugins = ("nanovllm.conformance.plugin",)')
     pytester.makeini("[pytest]\nmarkers = spec(*ids): requirements")
     return pytester

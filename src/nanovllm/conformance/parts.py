@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from nanovllm.conformance.run import Findings, Part, Subject
 from nanovllm.conformance.runner import run_core
-from nanovllm.conformance.scenarios import SCENARIOS, Result, run_scenarios
+from nanovllm.conformance.scenarios import SCENARIOS, Result, Scenario, run_scenarios
 from nanovllm.conformance.trace import replay_all
 from nanovllm.conformance.verdicts import Outcome, Verdict
 
@@ -31,22 +31,30 @@ class CorePart:
 
 @dataclass(frozen=True, slots=True)
 class ScenariosPart:
-    """Positive, exact examples at every door that is tested."""
+    """Positive, exact examples at one door."""
 
-    name: str = "scenarios"
+    door: str
+
+    @property
+    def name(self) -> str:
+        return f"scenarios of the {self.door} door"
 
     def judge(self, subject: Subject, findings: Findings) -> None:
-        wanted = subject.selected.keys()
-        chosen = [
-            scenario
-            for scenario in SCENARIOS
-            if scenario.door in subject.doors and not wanted.isdisjoint(scenario.spec_ids)
-        ]
-        for result in run_scenarios(lambda: subject.door, chosen):
+        if self.door not in subject.doors:
+            return
+        for result in run_scenarios(lambda: subject.door, self._chosen(subject)):
             if result.violation and result.scenario.level == "should":
                 _deviation(result, subject, findings)
             else:
                 findings.verdicts += result.verdicts()
+
+    def _chosen(self, subject: Subject) -> Iterator[Scenario]:
+        """Those that show what is selected, each announced as its turn comes."""
+        wanted = subject.selected.keys()
+        for scenario in SCENARIOS:
+            if scenario.door == self.door and not wanted.isdisjoint(scenario.spec_ids):
+                subject.tell(f"{self.name}: {scenario.name}")
+                yield scenario
 
 
 def _deviation(result: Result, subject: Subject, findings: Findings) -> None:
@@ -72,7 +80,7 @@ def _deviation(result: Result, subject: Subject, findings: Findings) -> None:
 
 def suite_parts() -> tuple[Part, ...]:
     """In the order in which they run."""
-    return (CorePart(), ScenariosPart())
+    return (CorePart(), *map(ScenariosPart, ("blocks", "core", "engine")))
 
 
 def replay(subject: Subject, trace: Mapping[str, Any]) -> list[Verdict]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nanovllm.conformance.codec import ProtocolError
-from nanovllm.conformance.files import write_atomically
 from nanovllm.conformance.judge import block, complete, merge
 from nanovllm.conformance.known_failures import (
     KnownFailure,
@@ -30,11 +28,9 @@ from nanovllm.conformance.protocol import (
 )
 from nanovllm.conformance.registry import Requirement, list_requirements, load_spec
 from nanovllm.conformance.report import Report, write_reports
+from nanovllm.conformance.trace_files import load_trace, save_trace
 from nanovllm.conformance.transport import OpenDoor, open_door
 from nanovllm.conformance.verdicts import Outcome, Verdict
-
-TRACE_FOLDER = Path(".nanovllm/traces")
-"""Where traces of failures are kept for `--replay`, below the current directory."""
 
 
 class NotTestable(Exception):  # noqa: N818
@@ -43,12 +39,17 @@ class NotTestable(Exception):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a part of the suite is given: an engine and what to judge about it."""
+    """What a part of the suite is given: an engine and what to judge about it.
+
+    Attributes:
+        tell: shown to the person who waits: what is being done.
+    """
 
     door: OpenDoor
     hello: Hello
     selected: Mapping[str, Requirement]
     options: RunOptions
+    tell: Callable[[str], None]
 
     @property
     def doors(self) -> tuple[str, ...]:
@@ -104,7 +105,7 @@ class SuiteRun:
     """One run.
 
     Args:
-        tell: shown to the person who waits: what is being done.
+        tell: see `Subject`.
         parts: in the order in which they run.
         open: makes the door; another one than `transport.open_door` for an engine in this process.
 
@@ -157,7 +158,8 @@ class SuiteRun:
             hello = door.hello()
         except (EngineFault, ProtocolError, OSError) as error:
             raise NotTestable(f"{self.options.engine} does not start: {error}") from error
-        return Subject(door, hello, select(self.options, hello.doors), self.options)
+        selected = select(self.options, hello.doors)
+        return Subject(door, hello, selected, self.options, self.tell)
 
     def _run_parts(self, subject: Subject) -> None:
         def replay_one(trace: Mapping[str, Any], spec_id: str) -> Verdict:
@@ -271,24 +273,3 @@ def declared(hello: Hello) -> dict[str, bool]:
     possible = {"core": CORE_CAPABILITIES, "engine": ENGINE_CAPABILITIES}
     names = {name for door in hello.doors for name in possible.get(door, ())}
     return {name: name in hello.capabilities for name in sorted(names)}
-
-
-def save_trace(verdict: Verdict) -> Path:
-    """Keep a trace below the current directory; returns where."""
-    ignored = TRACE_FOLDER.parent / ".gitignore"
-    if not ignored.exists():
-        write_atomically(ignored, "*\n")
-    path = TRACE_FOLDER / f"{verdict.spec_id}.json"
-    write_atomically(path, json.dumps(verdict.trace) + "\n")
-    return path
-
-
-def load_trace(path: Path) -> dict[str, Any]:
-    """Raises ValueError if the file holds no trace."""
-    try:
-        trace = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from error
-    if not isinstance(trace, dict) or "operations" not in trace:
-        raise ValueError(f"{path}: is no trace, which is an object with `operations`")
-    return trace
