@@ -2,7 +2,7 @@
 
 `core`, `pool`, `prefix`, `ends`: what a scheduler must achieve. `boundary`: lengths around a block.
 `cases`, `tutorial`: public reports and the tutorial's defects. `blocks`: the blocks door.
-`engine`, `text`, `sampling`: relations at the engine door; `against_hf`: what needs an oracle there.
+`engine`, `text`, `sampling`: relations at the engine door; `against_hf`: what needs an oracle.
 """
 
 from __future__ import annotations

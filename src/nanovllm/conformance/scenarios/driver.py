@@ -220,9 +220,9 @@ class Bench:
             raise Violation("SCH-4", f"a row of {row.id}, which was never added")
         track = self.tracks[row.id]
         known = len(track.tokens)
-        where = f"positions [{row.start}, {row.end}) of the {known} known of {track}"
-        self.expect(row.count > 0, "PFX-6" if row.start == known else "SCH-4", where)
-        self.expect(row.start >= 0 and row.end <= known, "KV-7", where)
+        where = "positions", row.start, "to", row.end, "of the", known, "known of", track
+        self.expect(row.count > 0, "PFX-6" if row.start == known else "SCH-4", *where)
+        self.expect(row.start >= 0 and row.end <= known, "KV-7", *where)
         self._check_place(track, row)
         num_kept = len(track.table) or ceil_div(row.start, self.world.block_size)
         return row.block_table[num_kept:]
@@ -232,8 +232,8 @@ class Bench:
             raise Violation("SCH-13", f"{track} was aborted and has a row")
         if track.is_seated:
             computed = track.rows[-1].end
-            where = f"{track} goes on at position {row.start}, computed are {computed}"
-            self.expect(row.start <= computed, "KV-5", where)
+            where = track, "goes on at position", row.start, "computed are", computed
+            self.expect(row.start <= computed, "KV-5", *where)
 
     def _seat(self, row: Row, taken_by_others: Collection[int]) -> None:
         """If it is admitted, what others took in this plan may have been gone by then."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 from nanovllm.conformance.protocol import CoreDoor, RequestId, RequestOptions
 from nanovllm.conformance.scenarios.core import expect_refused
 from nanovllm.conformance.scenarios.driver import Bench
@@ -199,6 +201,21 @@ def engine_survives_steps_that_fail_in_a_row(door: CoreDoor, seen: Evaluations) 
 
 def _samples(bench: Bench, first: Track, n: int) -> list[Track]:
     return [bench.tracks[RequestId(first.id.request, i)] for i in range(n)]
+
+
+@scenario("BLK-8", needs=("n",), lacks=("cow",))
+def samples_share_no_block_that_is_not_full(door: CoreDoor, seen: Evaluations) -> None:
+    """p=6, n=3, bs=4: each sample has a last block of its own after every commit."""
+    bench = Bench(door, small(), seen)
+    tracks = _samples(bench, bench.add(span(1, 6), 7, options=RequestOptions(n=3)), 3)
+    for _ in bench.steps():
+        for a, b in combinations([track for track in tracks if track.is_seated], 2):
+            for block in set(a.table) & set(b.table):
+                end = 4 * (1 + a.table.index(block))
+                full = end <= min(a.rows[-1].end, b.rows[-1].end)
+                seen.require(full, "BLK-8", f"block {block} is shared by {a} and {b}, and not full")
+    for track in tracks:
+        bench.expect_complete(track, "BLK-8")
 
 
 @scenario("FRK-2", "FRK-1", needs=("n",))

@@ -74,9 +74,8 @@ def wire_of_a_resumed_request_has_every_token(door: CoreDoor, seen: Evaluations)
     resumed: list[tuple[int, int]] = []
 
     def look(plan: Plan) -> None:
-        for row in plan.rows:
-            if row.id == track.id and row.count > 1 and track.num_preempted:
-                resumed.append((row.count, door.wire(row.id)))
+        own = [row for row in plan.rows if row.id == track.id and track.num_preempted]
+        resumed.extend((row.count, door.wire(row.id)) for row in own if row.count > 1)
 
     bench.drain(look=look)
     for count, size in resumed:

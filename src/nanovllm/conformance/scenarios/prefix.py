@@ -58,6 +58,16 @@ def generated_blocks_of_a_finished_request_are_hits(door: CoreDoor, seen: Evalua
     bench.expect_alone(second, "PFX-12")
 
 
+@scenario("PFX-4", "PFX-12", needs=CACHE)
+def last_sampled_token_completes_no_hit(door: CoreDoor, seen: Evaluations) -> None:
+    """bs=4, p=3, k=5: eight tokens are known, the last is not stored, one block is found."""
+    bench = Bench(door, small(), seen)
+    first = bench.run([1, 2, 3], max_tokens=5)
+    second = bench.run([*first.tokens, 20])
+    seen.require(second.cached == 4, "PFX-4", second.cached, "cached tokens, expected 4")
+    bench.expect_alone(second, "PFX-12")
+
+
 @scenario("PFX-16", "SCH-9", needs=CACHE)
 def full_blocks_of_a_preempted_request_are_hits(door: CoreDoor, seen: Evaluations) -> None:
     """Preempted with a full generated block, it finds what nobody has reused since."""
