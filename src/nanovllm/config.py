@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,6 +17,24 @@ def _check_positive(name: str, value: object) -> None:
         raise TypeError(f"{name} must be an int, got {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be >= 1, got {value}")
+
+
+def _check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def _check_share(name: str, value: object, high: float) -> None:
+    """A real number in (0, high]."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not 0 < value <= high:
+        raise ValueError(f"{name} must be in (0, {high}], got {value}")
+
+
+def _check_seed(value: object) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise TypeError(f"seed must be None or an int, got {value!r}")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -83,8 +101,9 @@ class Config:
             for `torch`: a request wastes at most 15 slots and prefixes are shared in steps of 16
             tokens, while tables stay short (CFG-3).
         num_kvcache_blocks: blocks of the pool; None sizes it from the memory budget.
-        kvcache_memory_gb: budget of the pool on a CPU, in GiB, if `num_kvcache_blocks` is None.
-        gpu_memory_utilization: this engine's share of a GPU's memory, in (0, 1].
+        kvcache_memory_gb: budget of the pool, in GiB, if `num_kvcache_blocks` is None.
+        gpu_memory_utilization: this engine's share of a GPU's memory, in (0, 1]. Without effect
+            yet: the pool is sized by the two options above on every device.
         enable_prefix_caching: share the KV of equal prefixes between requests.
         scheduling_policy, max_consecutive_prefills: see `SchedulerConfig`.
         tensor_parallel_size: ranks that share each layer.
@@ -126,12 +145,11 @@ class Config:
         for name in ("max_model_len", "kvcache_block_size", "num_kvcache_blocks"):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ValueError(
-                f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}"
-            )
-        if not 0 < self.kvcache_memory_gb < math.inf:
-            raise ValueError(f"kvcache_memory_gb must be > 0, got {self.kvcache_memory_gb}")
+        _check_share("gpu_memory_utilization", self.gpu_memory_utilization, 1)
+        _check_share("kvcache_memory_gb", self.kvcache_memory_gb, sys.float_info.max)
+        for name in ("enable_prefix_caching", "enforce_eager", "skip_tokenizer"):
+            _check_bool(name, getattr(self, name))
+        _check_seed(self.seed)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below "

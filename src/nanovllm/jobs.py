@@ -216,11 +216,6 @@ def _prompt(kind: str, value: Any, llm: LLM) -> Prompt:
         raise TypeError(f"{kind} must be a list, got {value!r}")
     if kind == "prompt_token_ids":
         return value
-    for message in value:
-        if not isinstance(message, dict) or not all(
-            isinstance(message.get(key), str) for key in ("role", "content")
-        ):
-            raise TypeError(f"a message needs a role and a content, both strings, got {message!r}")
     return llm.apply_chat_template(value)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from time import perf_counter
+from typing import Any, Self
 
 from jinja2 import TemplateError
 from tqdm.auto import tqdm
@@ -36,10 +38,10 @@ class LLM(LLMEngine):
         nothing is added (API-6). Requests that others added run along, and stay theirs (API-4).
         """
         with self._claim(_as_list(prompts), sampling_params) as requests:
-            progress = _Progress(len(requests), self, disable=not use_tqdm)
-            with progress:
-                while not all(request.is_finished for request in requests):
-                    progress.step(requests)
+            with _Progress(requests, self, disable=not use_tqdm) as progress:
+                for request in requests:
+                    while not request.is_finished:
+                        progress.step()
             return [request.output() for request in requests]
 
     def chat(
@@ -49,14 +51,23 @@ class LLM(LLMEngine):
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, each a list of `{"role": ..., "content": ...}`."""
-        one = bool(messages) and isinstance(messages[0], dict)
+        if isinstance(messages, Mapping):
+            raise TypeError("a conversation is a list of messages, got a single mapping")
+        one = bool(messages) and isinstance(messages[0], Mapping)
         conversations = [messages] if one else messages
         prompts = [self.apply_chat_template(conversation) for conversation in conversations]  # type: ignore[arg-type]
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def apply_chat_template(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation that the model is to answer next; ValueError for one that
-        the model's chat template cannot render."""
+        the model's chat template cannot render, TypeError for messages that are none."""
+        for message in messages:
+            if not isinstance(message, Mapping) or not all(
+                isinstance(message.get(key), str) for key in ("role", "content")
+            ):
+                raise TypeError(
+                    f"a message needs a role and a content, both strings, got {message!r}"
+                )
         tokenizer = self._require_tokenizer("a chat")
         try:
             text = tokenizer.apply_chat_template(
@@ -117,13 +128,13 @@ class LLM(LLMEngine):
     @contextmanager
     def _claim(self, prompts: list[Prompt], sampling_params: Params) -> Iterator[list[Request]]:
         """Add requests that are this caller's alone, and leave none behind, however it ends."""
-        requests = []
-        for prompt, token_ids, params in self._validate_all(prompts, sampling_params):
-            text = prompt if isinstance(prompt, str) else None
-            request = self._enqueue(text, token_ids, params, None)
-            request.claimed = True
-            requests.append(request)
+        jobs = self._validate_all(prompts, sampling_params)
+        requests: list[Request] = []
         try:
+            for prompt, token_ids, params in jobs:
+                text = prompt if isinstance(prompt, str) else None
+                requests.append(self._enqueue(text, token_ids, params, None))
+                requests[-1].claimed = True
             yield requests
         finally:
             if not self._closed:
@@ -163,22 +174,27 @@ class _Tail:
 class _Progress:
     """A bar over requests, with tokens/s of prefill and decode and the share of prefix hits."""
 
-    def __init__(self, num_requests: int, engine: LLM, disable: bool) -> None:
+    def __init__(self, requests: list[Request], engine: LLM, disable: bool) -> None:
+        self.requests = requests
         self.engine = engine
-        self.bar = tqdm(total=num_requests, desc="Generating", unit="req", disable=disable)
+        self.bar = tqdm(total=len(requests), desc="Generating", unit="req", disable=disable)
         self.seconds = {"prefill": 0.0, "decode": 0.0}
         self.tokens = {"prefill": 0, "decode": 0}
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self.bar.__enter__()
+        return self
 
     def __exit__(self, *exc: object) -> None:
         self.bar.__exit__(*exc)
 
-    def step(self, requests: list[Request]) -> None:
+    def step(self) -> None:
+        """One step of the engine, shown if the bar is."""
         self.engine._check_open()
         begin = perf_counter()
         step = self.engine._advance()
+        if self.bar.disable:
+            return
         # A mixed step counts as prefill: the chunk is what takes its time.
         phase = "decode" if step.kind.value == "decode" else "prefill"
         self.seconds[phase] += perf_counter() - begin
@@ -188,7 +204,7 @@ class _Progress:
             f"prefix hits {self.engine.stats().prefix_hit_share:.0%}",
             refresh=False,
         )
-        self.bar.update(sum(request.is_finished for request in requests) - self.bar.n)
+        self.bar.update(sum(request.is_finished for request in self.requests) - self.bar.n)
 
     def _rate(self, phase: str) -> int:
         return round(self.tokens[phase] / self.seconds[phase]) if self.tokens[phase] else 0
@@ -198,7 +214,9 @@ def _as_list(prompts: Prompts) -> list[Prompt]:
     """A text or one list of token ids is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
-    items = list(prompts)
-    if items and not isinstance(items[0], str | Sequence):
-        return [items]  # type: ignore[list-item]
-    return items  # type: ignore[return-value]
+    if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
+        raise TypeError(
+            f"prompts must be text, token ids, or a list of these, got {type(prompts).__name__}"
+        )
+    items: list[Any] = prompts.tolist() if hasattr(prompts, "tolist") else list(prompts)
+    return [items] if items and isinstance(items[0], Integral) else items

@@ -25,10 +25,10 @@ class _Range(NamedTuple):
 
 
 _REALS = {
-    "temperature": _Range(0.0),
+    "temperature": _Range(0.0, 1e6),
     "top_p": _Range(0.0, 1.0, low_open=True),
     "min_p": _Range(0.0, 1.0),
-    "repetition_penalty": _Range(0.0, low_open=True),
+    "repetition_penalty": _Range(1e-3, 1e3),
     "presence_penalty": _Range(-2.0, 2.0),
     "frequency_penalty": _Range(-2.0, 2.0),
 }

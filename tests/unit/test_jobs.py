@@ -70,7 +70,7 @@ BAD_LINES: list[tuple[Any, str]] = [
     ({"prompt": "x", "prompt_token_ids": [1]}, "prompt and prompt_token_ids"),
     ({"prompt": 7}, "prompt must be a string, got 7"),
     ({"prompt_token_ids": "abc"}, "prompt_token_ids must be a list, got 'abc'"),
-    ({"prompt_token_ids": [1.5]}, "float"),
+    ({"prompt_token_ids": [1.5]}, "1.5"),
     ({"prompt_token_ids": [10**6]}, "outside the vocabulary of 300"),
     ({"messages": [{"role": "user"}]}, "a message needs a role and a content"),
     ({"prompt": "x", "max_token": 3}, "unknown key 'max_token'"),

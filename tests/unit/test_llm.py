@@ -171,6 +171,54 @@ def test_parameters_that_would_break_a_step_are_refused(llm: LLM, options: dict)
         llm.add_request("hello", SamplingParams(**options))
 
 
+@pytest.mark.spec("API-1")
+def test_what_is_no_prompt_is_a_type_error(llm: LLM) -> None:
+    for prompts in ({"prompt": "x"}, b"abc", 7, None):
+        with pytest.raises(TypeError, match="prompts must be"):
+            generate(llm, prompts, GREEDY)
+    for prompt in ([1, [2]], [True], [1.5], [None]):
+        with pytest.raises(ValueError, match="token ids must be integers"):
+            generate(llm, [prompt], GREEDY)
+    with pytest.raises(ValueError, match="prompt 1: a prompt is text or token ids"):
+        generate(llm, ["fine", b"abc"], GREEDY)
+
+
+@pytest.mark.spec("API-1")
+def test_arrays_are_token_ids(llm: LLM) -> None:
+    (expected,) = generate(llm, [5, 6, 7], GREEDY)
+    array = np.array([5, 6, 7])
+    for prompts in (array, [array], array[None], (5, 6, 7), [(5, 6, 7)], iter([5, 6, 7])):
+        assert [o.token_ids for o in generate(llm, prompts, GREEDY)] == [expected.token_ids]
+
+
+@pytest.mark.spec("PFX-14", "SCH-15")
+def test_a_bad_salt_is_refused(llm: LLM) -> None:
+    with pytest.raises(TypeError, match="cache_salt"):
+        llm.add_request([1] * 9, GREEDY, cache_salt=5)
+    with pytest.raises(ValueError, match="surrogate"):
+        llm.add_request([1] * 9, GREEDY, cache_salt="\ud800")
+    assert llm.is_finished()
+
+
+@pytest.mark.spec("API-5", "SCH-9")
+def test_a_recomputation_is_prefill_in_every_count(checkpoint: Path) -> None:
+    options = {"num_kvcache_blocks": 12, "kvcache_block_size": 4, "max_num_batched_tokens": 16}
+    with LLM(checkpoint, max_num_seqs=8, **options) as llm:
+        params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+        for i in range(6):
+            llm.add_request([5 + i, 6, 7], params)
+        steps = []
+        while not llm.is_finished():
+            steps.append(llm.step())
+        assert llm.stats().num_preemptions
+    for step in steps:
+        decodes, prefills = step.num_decode_tokens, step.num_prefill_tokens
+        assert step.kind == (
+            "mixed" if decodes and prefills else "decode" if decodes else "prefill"
+        )
+        assert decodes <= step.num_rows
+
+
 @pytest.mark.spec("TP-3c")
 def test_more_ranks_than_can_be_had_are_refused(checkpoint: Path) -> None:
     with pytest.raises(ValueError, match="tensor_parallel_size=2"):
@@ -313,6 +361,9 @@ def test_chat_uses_the_template(llm: LLM) -> None:
     assert [o.token_ids for o in llm.chat(conversation, GREEDY, use_tqdm=False)] == [expected]
     many = llm.chat([conversation, conversation], GREEDY, use_tqdm=False)
     assert [o.token_ids for o in many] == [expected, expected]
+    for messages in ({"role": "user", "content": "x"}, [{"role": "user", "content": None}]):
+        with pytest.raises(TypeError, match="message"):
+            llm.chat(messages, GREEDY)
     llm.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(ValueError, match="roles must alternate"):
         llm.chat(conversation, GREEDY)
@@ -376,9 +427,17 @@ def test_bad_options_are_refused_with_their_values(checkpoint: Path, options, wo
 
 @pytest.mark.spec("CFG-1")
 def test_options_of_the_wrong_type(checkpoint: Path) -> None:
-    for value in ("8", 8.0, True):
-        with pytest.raises(TypeError, match="max_num_seqs"):
-            LLM(checkpoint, max_num_seqs=value)
+    for name, values in {
+        "max_num_seqs": ("8", 8.0, True),
+        "enable_prefix_caching": ("no", 0, None),
+        "enforce_eager": ("maybe",),
+        "gpu_memory_utilization": ("0.5", True),
+        "kvcache_memory_gb": ("1",),
+        "seed": ("x", 1.5, True),
+    }.items():
+        for value in values:
+            with pytest.raises(TypeError, match=name):
+                LLM(checkpoint, **{name: value})
 
 
 @pytest.mark.spec("CFG-3")

@@ -157,6 +157,34 @@ def test_a_commit_that_raises_halfway_loses_nothing(
     assert tokens_alone(llm) == expected
 
 
+@pytest.mark.spec("SCH-15")
+def test_a_tokenizer_that_fails_at_the_end_fails_one_request(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = tokens_alone(llm)
+    requests = [llm.add_request(p, GREEDY) for p in PROMPTS]
+
+    def broken() -> str:
+        raise OverflowError("half a character")
+
+    detokenizer = llm._sample(requests[1]).detokenizer
+    monkeypatch.setattr(detokenizer, "finish", broken)
+    outputs = drain(llm)
+    assert [outputs[r].finish_reason for r in requests] == ["length", "error", "length"]
+    assert outputs[requests[1]].error == "OverflowError: half a character"
+    assert outputs[requests[2]].token_ids == expected[2]
+
+
+@pytest.mark.spec("SCH-15")
+def test_a_step_left_behind_by_an_interrupt_does_not_block_the_engine(llm: LLM) -> None:
+    expected = tokens_alone(llm)
+    lost = llm.add_request(PROMPTS[0], GREEDY)
+    llm.scheduler.schedule()
+    (output,) = llm.generate(PROMPTS[1], GREEDY, use_tqdm=False)
+    assert output.token_ids == expected[1]
+    assert drain(llm)[lost].finish_reason == "error"
+
+
 @pytest.mark.spec("SMP-5", "PFX-4")
 def test_nan_logits_end_one_request_only(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = tokens_alone(llm)

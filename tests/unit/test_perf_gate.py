@@ -46,6 +46,8 @@ def test_noise_widens_the_limit(gate) -> None:
     noisy = [{"a": 1.0}, {"a": 1.3}, {"a": 1.1}]
     (row,) = gate.compare(noisy, noisy)
     assert row.limit == pytest.approx(1 + gate.NOISE_FACTOR * 0.1)
+    (row,) = gate.compare([{"a": 1.0}, {"a": 1.3}], [{"a": 1.5}, {"a": 1.5}])
+    assert row.is_slower, "a slowdown of a half is red whatever the noise"
 
 
 @pytest.mark.spec("PRF-2")

@@ -95,6 +95,7 @@ class BlockManager:
         # Twins of one step may publish the same content twice, hence several ids (PFX-15). Those in
         # use come first, so that the first match is the best one; and a revived one was the first.
         self.hash_to_block_ids: dict[bytes, OrderedDict[int, None]] = {}
+        self.num_published_blocks = 0
         self._hash = hash_function
 
     # ---- what is there -------------------------------------------------------------------
@@ -102,10 +103,6 @@ class BlockManager:
     @property
     def num_free_blocks(self) -> int:
         return len(self.free_block_ids)
-
-    @property
-    def num_published_blocks(self) -> int:
-        return sum(map(len, self.hash_to_block_ids.values()))
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -180,6 +177,7 @@ class BlockManager:
             block.prefix = shared or Prefix(block_hash, tokens, parent, seq.salt)
             twins = self.hash_to_block_ids.setdefault(block_hash, OrderedDict())
             twins[block.block_id] = None
+            self.num_published_blocks += 1
             twins.move_to_end(block.block_id, last=False)
 
     def deallocate(self, seq: Sequence) -> None:
@@ -197,6 +195,7 @@ class BlockManager:
             for block_id in block_ids:
                 self.blocks[block_id].prefix = None
         self.hash_to_block_ids.clear()
+        self.num_published_blocks = 0
 
     # ---- single blocks -------------------------------------------------------------------
 
@@ -230,6 +229,7 @@ class BlockManager:
         if not twins:
             del self.hash_to_block_ids[block.prefix.hash]
         block.prefix = None
+        self.num_published_blocks -= 1
 
     # ---- finding content -----------------------------------------------------------------
 

@@ -123,14 +123,14 @@ class Detokenizer:
         self._min_tokens = params.min_tokens
         self._end_token_ids = frozenset(end_token_ids)
         self._num_tokens = 0
-        self._pieces: list[str] = []
+        self._text = ""
         self._held = ""  # settled text that may be the beginning of a stop string
         self.stopped = False
 
     @property
     def text(self) -> str:
         """All text delivered so far."""
-        return "".join(self._pieces)
+        return self._text
 
     def push(self, token_id: int) -> str:
         """The text that became safe to deliver with this token; sets `stopped` at a stop string."""
@@ -169,8 +169,7 @@ class Detokenizer:
         return max((_overlap(text, stop) for stop in self._stops), default=0)
 
     def _deliver(self, text: str) -> str:
-        if text:
-            self._pieces.append(text)
+        self._text += text
         return text
 
 

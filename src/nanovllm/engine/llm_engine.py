@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, replace
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -83,10 +83,15 @@ class LLMEngine:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; ValueError for ids outside the vocabulary (SCH-7c)."""
         if isinstance(prompt, str):
-            if not prompt.isascii() and any("\ud800" <= c <= "\udfff" for c in prompt):
-                raise ValueError("the prompt holds a lone surrogate, which is no Unicode text")
+            _check_unicode("the prompt", prompt)
             return self._require_tokenizer("a prompt of text").encode(prompt)
-        token_ids = [operator.index(token_id) for token_id in prompt]
+        if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
+            raise TypeError(f"a prompt is text or token ids, got {type(prompt).__name__}")
+        token_ids = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
+        wrong = [t for t in token_ids if isinstance(t, bool) or not isinstance(t, Integral)]
+        if wrong:
+            raise TypeError(f"token ids must be integers, got {wrong[0]!r}")
+        token_ids = [int(token_id) for token_id in token_ids]
         self._check_vocabulary("token ids", token_ids)
         return token_ids
 
@@ -121,6 +126,10 @@ class LLMEngine:
         """
         params = sampling_params or SamplingParams()
         token_ids = self.validate(prompt, params)
+        if cache_salt is not None:
+            if not isinstance(cache_salt, str):
+                raise TypeError(f"cache_salt must be a string, got {cache_salt!r}")
+            _check_unicode("cache_salt", cache_salt)
         text = prompt if isinstance(prompt, str) else None
         return self._enqueue(text, token_ids, params, cache_salt).request_id
 
@@ -163,7 +172,7 @@ class LLMEngine:
         self._check_open()
         step = self._advance()
         ready = [request_id for request_id, r in self._finished.items() if not r.claimed]
-        num_decode = sum(row.count for row in step.rows if row.start >= row.seq.num_prompt_tokens)
+        num_decode = sum(row.is_decode for row in step.rows)
         return StepOutput(
             kind=step.kind.value,
             num_rows=len(step.rows),
@@ -174,29 +183,36 @@ class LLMEngine:
         )
 
     def _advance(self) -> ScheduledStep:
+        if self.scheduler.in_flight:
+            # An interrupt at the wrong moment left it behind.
+            self._fail(self.scheduler.in_flight, "interrupted")
         step = self.scheduler.schedule()
         if not step.rows:
             return step
         try:
-            self._commit(step, self.model_runner.run(step))
+            ended = self._commit(step, self.model_runner.run(step))
         except BaseException as error:
-            self.scheduler.fail_step(step, f"{type(error).__name__}: {error}".rstrip(": "))
-            seqs = [self._sample(seq_id).seq for seq_id in self._live]
-            self._collect([seq for seq in seqs if seq.is_finished])
+            self._fail(step, f"{type(error).__name__}: {error}".rstrip(": "))
             if not isinstance(error, Exception):
                 raise
+        else:
+            self._collect(ended)
         return step
 
-    def _commit(self, step: ScheduledStep, result: StepResult) -> None:
+    def _fail(self, step: ScheduledStep, cause: str) -> None:
+        self.scheduler.fail_step(step, cause)
+        # Those that a commit had ended before it raised are not lost either.
+        seqs = [self._sample(seq_id).seq for seq_id in self._live]
+        self._collect([seq for seq in seqs if seq.is_finished])
+
+    def _commit(self, step: ScheduledStep, result: StepResult) -> list[Sequence]:
         for seq_id, logprobs in result.logprobs.items():
             self._sample(seq_id).logprobs.append(logprobs)
         # Text comes before the commit: a stop string is a reason to end, and wins over `length`.
         stopped = [
             seq_id for seq_id, token in result.token_ids.items() if self._sample(seq_id).push(token)
         ]
-        self._collect(
-            self.scheduler.commit(step, result.token_ids, failed=result.failed, stopped=stopped)
-        )
+        return self.scheduler.commit(step, result.token_ids, failed=result.failed, stopped=stopped)
 
     def _collect(self, ended: list[Sequence]) -> None:
         """Finish the text of sequences that ended, and the requests that ended with them."""
@@ -257,3 +273,8 @@ class LLMEngine:
         if self.tokenizer is None:
             raise ValueError(f"{what} needs a tokenizer; this engine was made with skip_tokenizer")
         return self.tokenizer
+
+
+def _check_unicode(what: str, text: str) -> None:
+    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+        raise ValueError(f"{what} holds a lone surrogate, which is no Unicode text")

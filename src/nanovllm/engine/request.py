@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from nanovllm.engine.detokenizer import Detokenizer
-from nanovllm.engine.sequence import Sequence
+from nanovllm.engine.sequence import FinishReason, Sequence
 from nanovllm.outputs import RequestOutput, SampleOutput, TokenLogprob
 
 
@@ -30,9 +30,14 @@ class Sample:
         return self.detokenizer.stopped
 
     def finish(self) -> None:
-        """Release text that was held back."""
-        if self.detokenizer is not None:
+        """Release text that was held back; a tokenizer that fails is this sample's error only."""
+        if self.detokenizer is None:
+            return
+        try:
             self.detokenizer.finish()
+        except Exception as error:
+            self.seq.finish_reason = FinishReason.ERROR
+            self.seq.error = f"{type(error).__name__}: {error}"
 
     def output(self) -> SampleOutput:
         assert self.seq.finish_reason is not None

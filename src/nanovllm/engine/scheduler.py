@@ -132,6 +132,11 @@ class Scheduler:
         return not self._live
 
     @property
+    def in_flight(self) -> ScheduledStep | None:
+        """The step that is neither committed nor failed yet."""
+        return self._in_flight
+
+    @property
     def num_waiting(self) -> int:
         return len(self._live) - len(self.running)
 
