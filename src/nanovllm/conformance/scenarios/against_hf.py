@@ -58,7 +58,7 @@ def penalties_change_the_logits_as_stated(door: EngineDoor, seen: Evaluations) -
         {"frequency_penalty": 1.0},
         {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.5},
     ):
-        _expect_penalised(bench, TEXTS[-1], params)
+        _expect_penalised(bench, TEXTS[0], params)
 
 
 def _expect_penalised(bench: EngineBench, text: str, params: dict[str, float]) -> None:
@@ -148,50 +148,46 @@ def _expect_support(
     bench.expect(not missing, spec_id, f"never drawn: {missing}, which the filter keeps")
 
 
-def _filtered(
-    door: EngineDoor, seen: Evaluations, temperature: float, **params: Any
-) -> tuple[EngineBench, Counter[int], list[float], list[int]]:
-    """Draws under a filter, the probabilities before it, and tokens from the most probable on."""
-    bench = EngineBench(door, seen)
+HOT = 1.5
+"""Temperature of the draws below; it comes before the filters."""
+
+
+def _ranked(bench: EngineBench) -> tuple[list[int], list[float], list[int]]:
+    """A prompt, the probabilities after it, and the tokens from the most probable on."""
     prompt = bench.oracle.encode(TEXTS[-1])
-    counts = _draws(bench, prompt, 400, temperature=temperature, **params)
-    probabilities = _probabilities(bench, prompt, temperature)
+    probabilities = _probabilities(bench, prompt, HOT)
     order = sorted(range(len(probabilities)), key=lambda token: -probabilities[token])
-    return bench, counts, probabilities, order
+    return prompt, probabilities, order
 
 
 @engine("SMP-3a", needs=("sampling", "top_k"))
 def top_k_keeps_the_k_best(door: EngineDoor, seen: Evaluations) -> None:
-    """k = 4 at temperature 1.5."""
-    bench, counts, p, order = _filtered(door, seen, 1.5, top_k=4)
+    """k = 4, and whatever ties with the fourth."""
+    bench = EngineBench(door, seen)
+    prompt, p, order = _ranked(bench)
+    counts = _draws(bench, prompt, 400, temperature=HOT, top_k=4)
     allowed = [token for token in order if p[token] >= p[order[3]] - ERROR]
     _expect_support(bench, "SMP-3a", counts, order[:4], allowed, p)
 
 
 @engine("SMP-3b", needs=("sampling", "top_p"))
 def top_p_keeps_the_smallest_set_that_reaches_it(door: EngineDoor, seen: Evaluations) -> None:
-    """p = 0.5 at temperature 1.5, the temperature first, the crossing token included."""
-    bench, counts, p, order = _filtered(door, seen, 1.5, top_p=0.5)
-    kept, allowed = (_reaching(order, p, 0.5 + error) for error in (-ERROR, ERROR))
-    _expect_support(bench, "SMP-3b", counts, kept, allowed, p)
-
-
-def _reaching(order: Sequence[int], probabilities: Sequence[float], share: float) -> list[int]:
-    kept: list[int] = []
-    total = 0.0
-    for token in order:
-        if total >= share:
-            break
-        kept.append(token)
-        total += probabilities[token]
-    return kept
+    """p lies in the midst of the third token, which crosses it and is kept."""
+    bench = EngineBench(door, seen)
+    prompt, p, order = _ranked(bench)
+    top_p = p[order[0]] + p[order[1]] + p[order[2]] / 2
+    counts = _draws(bench, prompt, 400, temperature=HOT, top_p=top_p)
+    allowed = [token for token in order if p[token] >= p[order[2]] - ERROR]
+    _expect_support(bench, "SMP-3b", counts, order[:3], allowed, p)
 
 
 @engine("SMP-3c", needs=("sampling", "min_p"))
 def min_p_keeps_what_is_so_probable(door: EngineDoor, seen: Evaluations) -> None:
-    """A fifth of the best one's probability, at temperature 1.5."""
-    bench, counts, p, order = _filtered(door, seen, 1.5, min_p=0.2)
-    least = 0.2 * p[order[0]]
+    """A third of the best one's probability."""
+    bench = EngineBench(door, seen)
+    prompt, p, order = _ranked(bench)
+    counts = _draws(bench, prompt, 400, temperature=HOT, min_p=1 / 3)
+    least = p[order[0]] / 3
     kept, allowed = ([t for t in order if p[t] >= least + error] for error in (ERROR, -ERROR))
     _expect_support(bench, "SMP-3c", counts, kept, allowed, p)
 

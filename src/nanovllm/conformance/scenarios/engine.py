@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import permutations
 from typing import Any
 
 from nanovllm.conformance.protocol import EngineDoor, Refused, Unsupported
@@ -43,13 +44,43 @@ def _under(door: EngineDoor, seen: Evaluations, spec_id: str, *settings: dict[st
 # ---- what must not change an output ----------------------------------------------------------
 
 
-@engine("MOD-2", "KV-8", needs=GREEDY)
+@engine("MOD-2", needs=GREEDY)
 def batched_equals_solo(door: EngineDoor, seen: Evaluations) -> None:
-    """Four texts in one batch, in both orders of arrival, give what each gives alone."""
+    """Four texts in one batch give what each gives alone."""
     bench, alone = _solo(door, seen)
     bench.expect_equal("MOD-2", TEXTS, bench.ask(TEXTS), alone, "in a batch")
-    backwards = bench.ask(TEXTS[::-1])[::-1]
-    bench.expect_equal("KV-8", TEXTS, backwards, alone, "in reversed order")
+
+
+@engine("KV-8", needs=GREEDY)
+def each_request_gets_the_token_of_its_own_row(door: EngineDoor, seen: Evaluations) -> None:
+    """Each order of three texts of different lengths, two tokens each."""
+    bench = EngineBench(door, seen, prefix_cache=False)
+    alone = dict(zip(TEXTS, tokens_of(bench.solo(TEXTS, max_tokens=2)), strict=True))
+    for texts in permutations(TEXTS[:3]):
+        found = bench.ask(texts, max_tokens=2)
+        bench.expect_equal("KV-8", texts, found, [alone[text] for text in texts], "in a batch")
+
+
+@engine("KV-5", needs=GREEDY)
+def decoded_equals_computed_at_once(door: EngineDoor, seen: Evaluations) -> None:
+    """Each token of an output is what follows all before it, given as one prompt."""
+    bench = EngineBench(door, seen, prefix_cache=False)
+    prompt = span(300, 312)
+    decoded = bench.ask_one(prompt).token_ids
+    prefixes = [[*prompt, *decoded[:i]] for i in range(len(decoded))]
+    found = bench.ask(prefixes, max_tokens=1)
+    bench.expect_equal("KV-5", prefixes, found, [(token,) for token in decoded], "at once")
+
+
+@engine("KV-7", needs=GREEDY)
+def chunks_go_on_at_their_positions(door: EngineDoor, seen: Evaluations) -> None:
+    """The first output of a prompt in chunks of 3, 5 and 8 tokens is that of the whole."""
+    bench = EngineBench(door, seen, prefix_cache=False)
+    whole = tokens_of(bench.ask(TEXTS, max_tokens=3))
+    for budget in (3, 5, 8):
+        if bench.try_open(max_num_batched_tokens=budget, max_num_seqs=1, prefix_cache=False):
+            found = bench.ask(TEXTS, max_tokens=3)
+            bench.expect_equal("KV-7", TEXTS, found, whole, f"in chunks of {budget}")
 
 
 @engine("SCH-14", needs=GREEDY)
