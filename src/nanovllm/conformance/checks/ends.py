@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nanovllm.conformance.checks.blocks import used
 from nanovllm.conformance.checks.check import Require, check
+from nanovllm.conformance.entries import Entry
 from nanovllm.conformance.events import (
     Aborted,
     Added,
@@ -75,7 +76,7 @@ def outputs_beyond_the_room_are_refused_or_cut(added: Added, require: Require) -
 def cut_requests_end_with_their_room(committed: Committed, require: Require) -> None:
     for id in sampling(committed):
         entry = committed.book.entries[id]
-        if entry.max_tokens > entry.room == len(entry.completion):
+        if is_cut(entry):
             ends = id in told(committed)
             require(ends, entry, "goes on, there is room for", entry.room, "outputs")
 
@@ -119,12 +120,17 @@ def sampling(committed: Committed) -> list[RequestId]:
     ]
 
 
+def is_cut(entry: Entry) -> bool:
+    """Whether it has to end now because there is no room for all that it asked for (SCH-7d)."""
+    return entry.max_tokens > entry.room == len(entry.completion)
+
+
 @check("SCH-12a", Committed)
 def eos_ends(committed: Committed, require: Require) -> None:
     ended, eos = told(committed), committed.book.world.eos_token_ids
     for id in sampling(committed):
-        if committed.tokens[id] in eos and not draws(committed, id)[1]:
-            entry = committed.book.entries[id]
+        entry = committed.book.entries[id]
+        if committed.tokens[id] in eos and not (draws(committed, id)[1] or is_cut(entry)):
             ends = not entry.options.ignore_eos or committed.expected.get(id) == "length"
             require((id in ended) == ends, entry, "drew an eos; ended:", id in ended)
 
@@ -137,8 +143,8 @@ def max_tokens_end(committed: Committed, require: Require) -> None:
         if committed.tokens[id] in eos or any(draws(committed, id)):
             continue
         ends = committed.expected.get(id) == "length"
-        if ends and entry.max_tokens > entry.room:
-            continue  # SCH-7d
+        if is_cut(entry):
+            continue
         k = len(entry.completion)
         require((id in ended) == ends, entry, f"has {k} of {entry.room}; ended:", id in ended)
 
