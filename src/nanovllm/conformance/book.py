@@ -199,7 +199,6 @@ class Book:
         entry.num_admissions += 1
         if entry.num_cached is None:
             entry.num_cached = row.start
-        entry.has_hit |= row.start > 0
         return Admission(seating, len(entry.path), run)
 
     def _note_hits(self, seating: Seating) -> None:
@@ -251,7 +250,8 @@ class Book:
                 reason = self.ending(entry, entry.completion)
                 if entry.open_end and told.get(entry.id) == "stop":
                     reason = "stop"
-                if reason is not None:
+                entry.overdue = reason == "length" and entry.is_cut and entry.id not in told
+                if reason is not None and not entry.overdue:
                     expected[entry.id] = reason
         return expected
 

@@ -34,6 +34,7 @@ class Entry:
         restored: a failed step left it alive; whether it keeps its table is not known.
         num_cached: tokens found cached at its first admission.
         is_twin: another request with the same first block was admitted by the same plan.
+        overdue: it has all outputs there is room for, and the next plan has to give it up (SCH-7d).
         misled: it was given blocks that do not hold its history.
     """
 
@@ -59,9 +60,9 @@ class Entry:
     num_admissions: int = 0
     num_preemptions: int = 0
     chunked: bool = False
-    has_hit: bool = False
     is_twin: bool = False
     misled: bool = False
+    overdue: bool = False
 
     def __repr__(self) -> str:
         return f"{name_of(self.id)} {list(self.prompt)} + {self.completion}"
@@ -69,6 +70,11 @@ class Entry:
     @property
     def num_known(self) -> int:
         return len(self.path)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it has to end now because there is no room for all that it asked for."""
+        return self.max_tokens > self.room == self.num_known - len(self.prompt)
 
     @property
     def completion(self) -> list[int]:

@@ -72,25 +72,22 @@ def run_core(
         seed = 0 if chosen.derandomised else SystemRandom().randrange(2**32)
     door = open_door()
     hello = door.hello()
-    examples = [example_of(trace) for trace in corpus().values()]
+    examples = [example_of(trace, options) for trace in corpus().values()]
     examples += [drawn(hello, seed, i, options or {}) for i in range(chosen.examples)]
     examination = examine(door, hello, examples, requirements)
-    verdicts = []
-    for spec_id in CORE_REQUIREMENTS:
-        if requirements is not None and spec_id not in requirements:
-            continue
+
+    def verdict(spec_id: str) -> Verdict:
         failures = examination.sightings.get(spec_id)
         if not applicable(hello.capabilities, {spec_id}):
-            verdicts.append(Verdict(spec_id, Outcome.UNSUPPORTED, message=_missing(spec_id, hello)))
-        elif not failures and spec_id in examination.errors:
-            message = examination.errors[spec_id]
-            verdicts.append(Verdict(spec_id, Outcome.ERROR, message=message))
-        else:
-            failure = failures[0] if failures else None
-            if failures and chosen.shrinks:
-                failure = smallest(door, hello, failures[:SHRUNK])
-            verdicts.append(verdict_of(spec_id, failure, examination.counts[spec_id]))
-    return verdicts
+            return Verdict(spec_id, Outcome.UNSUPPORTED, message=_missing(spec_id, hello))
+        if not failures and spec_id in examination.errors:
+            return Verdict(spec_id, Outcome.ERROR, message=examination.errors[spec_id])
+        failure = failures[0] if failures else None
+        if failures and chosen.shrinks:
+            failure = smallest(door, hello, failures[:SHRUNK])
+        return verdict_of(spec_id, failure, examination.counts[spec_id])
+
+    return [verdict(i) for i in CORE_REQUIREMENTS if requirements is None or i in requirements]
 
 
 def drawn(hello: Hello, seed: int, index: int, options: Mapping[str, Any]) -> Example:

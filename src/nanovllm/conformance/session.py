@@ -115,6 +115,8 @@ class Session:
         known = all(s.row.start >= 0 and s.row.end <= s.num_known for s in flight.seatings)
         if flight.strangers or not known or len({row.id for row in rows}) < len(rows):
             raise Derailed("rows that cannot be executed")
+        if not before.num_in_flight and any(entry.overdue for entry in self.book.live.values()):
+            raise Derailed("a request goes on for which there is no room")
         operation.pool = self._look("schedule")
         return operation
 

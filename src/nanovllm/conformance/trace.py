@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from importlib.resources import files
 from itertools import groupby
 from typing import Any
@@ -56,9 +57,10 @@ def read(trace: Trace) -> tuple[World, list[Operation]]:
     return world, [from_json(value) for value in trace.get("operations", ())]
 
 
-def example_of(trace: Trace) -> Example:
-    """The trace as an example to examine an engine with."""
+def example_of(trace: Trace, options: Mapping[str, Any] | None = None) -> Example:
+    """The trace as an example; `options` are the engine's, beside those of its world."""
     world, operations = read(trace)
+    world = replace(world, options={**world.options, **(options or {})})
     return Example(world, lambda session: perform(session, operations))
 
 

@@ -91,6 +91,8 @@ def last_token_is_never_stored(planned: Planned, require: Require) -> None:
     for seating in planned.flight.seatings:
         entry, end = seating.entry, seating.row.end
         last = len(entry.prompt) + entry.room - 1
+        if entry.overdue:
+            continue  # SCH-7d
         require(end <= last, "positions up to", end, "are computed, at most", last, "of", entry)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from nanovllm.conformance.checks.blocks import used
 from nanovllm.conformance.checks.check import Require, check
-from nanovllm.conformance.entries import Entry
 from nanovllm.conformance.events import (
     Aborted,
     Added,
@@ -73,12 +72,32 @@ def outputs_beyond_the_room_are_refused_or_cut(added: Added, require: Require) -
 
 
 @check("SCH-7d", Committed)
-def cut_requests_end_with_their_room(committed: Committed, require: Require) -> None:
+def cut_requests_may_end_now(committed: Committed, require: Require) -> None:
     for id in sampling(committed):
         entry = committed.book.entries[id]
-        if is_cut(entry):
-            ends = id in told(committed)
-            require(ends, entry, "goes on, there is room for", entry.room, "outputs")
+        if entry.is_cut and id in told(committed):
+            reason, expected = told(committed)[id], committed.expected.get(id)
+            require(reason == expected, entry, "ended by", reason, "instead of", expected)
+
+
+@check("SCH-7d", Planned)
+def cut_requests_end_at_the_latest_now(planned: Planned, require: Require) -> None:
+    for entry in planned.book.entries.values():
+        if entry.overdue and not planned.before.num_in_flight:
+            message = (entry, "goes on, there is room for", entry.room, "outputs")
+            require(entry.reason is not None, *message)
+
+
+@check("SCH-12d", Planned)
+def nobody_is_given_up_without_a_reason(planned: Planned, require: Require) -> None:
+    for finished in planned.flight.plan.finished:
+        entry = planned.book.entries.get(finished.id)
+        known = entry is not None and not entry.restored
+        full = known and entry is not None and len(entry.completion) == entry.room
+        right = (finished.reason == "length" and full) or (
+            finished.reason == "abort" and entry is not None and entry.aborting
+        )
+        require(right, entry or finished.id, "is given up with reason", finished.reason)
 
 
 @check("STP-2", Added, "min_tokens")
@@ -120,17 +139,12 @@ def sampling(committed: Committed) -> list[RequestId]:
     ]
 
 
-def is_cut(entry: Entry) -> bool:
-    """Whether it has to end now because there is no room for all that it asked for (SCH-7d)."""
-    return entry.max_tokens > entry.room == len(entry.completion)
-
-
 @check("SCH-12a", Committed)
 def eos_ends(committed: Committed, require: Require) -> None:
     ended, eos = told(committed), committed.book.world.eos_token_ids
     for id in sampling(committed):
         entry = committed.book.entries[id]
-        if committed.tokens[id] in eos and not (draws(committed, id)[1] or is_cut(entry)):
+        if committed.tokens[id] in eos and not (draws(committed, id)[1] or entry.is_cut):
             ends = not entry.options.ignore_eos or committed.expected.get(id) == "length"
             require((id in ended) == ends, entry, "drew an eos; ended:", id in ended)
 
@@ -143,7 +157,7 @@ def max_tokens_end(committed: Committed, require: Require) -> None:
         if committed.tokens[id] in eos or any(draws(committed, id)):
             continue
         ends = committed.expected.get(id) == "length"
-        if is_cut(entry):
+        if entry.is_cut:
             continue
         k = len(entry.completion)
         require((id in ended) == ends, entry, f"has {k} of {entry.room}; ended:", id in ended)
