@@ -25,7 +25,7 @@ class _Range(NamedTuple):
 
 
 _REALS = {
-    "temperature": _Range(0.0, 1e6),
+    "temperature": _Range(0.0, 1e30),
     "top_p": _Range(0.0, 1.0, low_open=True),
     "min_p": _Range(0.0, 1.0),
     "repetition_penalty": _Range(1e-3, 1e3),
