@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from core_door import Door
 
 from nanovllm.engine.model_input import prepare_model_input
 from nanovllm.engine.step import StepKind
+from nanovllm.layers.layernorm import RMSNorm
+from nanovllm.layers.sampler import RowSampling, Sampler, SamplingInput
+from nanovllm.sampling_params import SamplingParams
 
 EIGHT = [1, 2, 3, 4, 5, 6, 7, 8]
 
@@ -96,3 +100,25 @@ def test_defect_7_seats_bound_the_running_set(policy: str) -> None:
         door.step()
         seated.append(len(door.book.seated))
     assert max(seated) == 2
+
+
+@pytest.mark.spec("MOD-3")
+def test_defect_8_norm_and_sampler_leave_their_inputs_alone() -> None:
+    torch.manual_seed(0)
+    x, residual, logits = torch.randn(3, 8), torch.randn(3, 8), torch.randn(2, 50)
+    before = [t.clone() for t in (x, residual, logits)]
+    norm = RMSNorm(8, 1e-6)
+    norm.weight.data.fill_(1.5)
+    norm(x)
+    norm(x, residual)
+    params = [SamplingParams(temperature=t, top_k=5, repetition_penalty=1.5) for t in (0.7, 0)]
+    rows = [RowSampling(p, seed=1, position=3, prompt_token_ids=[1, 2]) for p in params]
+    Sampler()(logits, SamplingInput.from_rows(rows))
+    assert all(torch.equal(a, b) for a, b in zip(before, (x, residual, logits), strict=True))
+
+
+@pytest.mark.spec("SMP-1")
+def test_defect_11_there_is_a_greedy_mode() -> None:
+    logits = torch.tensor([[0.0, 3.0, 3.0, 1.0], [5.0, 4.9, 0.0, 0.0]])
+    rows = [RowSampling(SamplingParams(temperature=0), seed=s, position=1) for s in (1, 2)]
+    assert Sampler()(logits, SamplingInput.from_rows(rows)).token_ids == [1, 0]
