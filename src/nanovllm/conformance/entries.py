@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from nanovllm.conformance.protocol import Plan, RequestId, RequestOptions, Row
@@ -191,6 +191,10 @@ class Before:
     released_at: Mapping[int, int]
     num_in_flight: int
     num_live: int
+
+
+def names_of(ids: Iterable[RequestId]) -> str:
+    return ", ".join(map(name_of, ids))
 
 
 def name_of(id: RequestId) -> str:

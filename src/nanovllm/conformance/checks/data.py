@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nanovllm.conformance.checks.check import Require, check
+from nanovllm.conformance.entries import names_of
 from nanovllm.conformance.events import Committed, Executed, Planned
 
 
@@ -52,4 +53,9 @@ def tokens_go_to_their_own_rows(committed: Committed, require: Require) -> None:
         return
     others = {id for id, reason in committed.expected.items() if reason != "stop"}
     ended = {finished.id for finished in committed.ended} & rows - others
-    require(ended == expected, "drawn:", dict(committed.tokens), "ended:", sorted(ended))
+    require(
+        ended == expected,
+        names_of(sorted(expected)),
+        "drew an end; ended:",
+        names_of(sorted(ended)),
+    )

@@ -1,12 +1,12 @@
-"""SCH, STP: what is refused, why a request ends, what abort and a failed step leave."""
+"""SCH-7d, SCH-12 to SCH-15: why a request ends, what abort and a failed step leave."""
 
 from __future__ import annotations
 
 from nanovllm.conformance.checks.blocks import used
 from nanovllm.conformance.checks.check import Require, check
+from nanovllm.conformance.entries import name_of, names_of
 from nanovllm.conformance.events import (
     Aborted,
-    Added,
     Committed,
     Crashed,
     Failed,
@@ -15,60 +15,30 @@ from nanovllm.conformance.events import (
 )
 from nanovllm.conformance.protocol import RequestId
 
-# ---- when added ----------------------------------------------------------------------------------
+# ---- why it ends ---------------------------------------------------------------------------------
 
 
-def never_runs(added: Added) -> bool:
-    """SCH-7a: no engine could give it a single token."""
-    p, world = len(added.prompt), added.book.world
-    return p == 0 or p >= world.max_model_len or p > world.num_blocks * world.block_size
+def told(committed: Committed) -> dict[RequestId, str]:
+    return {finished.id: finished.reason for finished in committed.ended}
 
 
-def beyond_the_room(added: Added) -> bool:
-    """SCH-7d: it asks for more outputs than there is room for."""
-    stored, world = len(added.prompt) + added.max_tokens - 1, added.book.world
-    return stored >= world.max_model_len or stored > world.num_blocks * world.block_size
+def draws(committed: Committed, id: RequestId) -> tuple[bool, bool]:
+    """Whether its token is an end-of-sequence that it does not ignore; whether a stop id."""
+    entry, token = committed.book.entries[id], committed.tokens[id]
+    is_eos = token in committed.book.world.eos_token_ids
+    return is_eos and not entry.options.ignore_eos, token in entry.options.stop_token_ids
 
 
-def could_not_return(added: Added) -> bool:
-    """SCH-14: without chunks, it could outgrow the budget and never be admitted again."""
-    stored = len(added.prompt) + added.max_tokens - 1
-    chunked = "chunked_prefill" in added.book.hello.capabilities
-    return not chunked and stored > added.book.world.max_num_batched_tokens
-
-
-def asks_nonsense(added: Added) -> bool:
-    return added.max_tokens < 1 or added.options.min_tokens > added.max_tokens
-
-
-def names(message: str, *numbers: int) -> bool:
-    return any(str(number) in message for number in numbers)
-
-
-@check("SCH-7a", Added)
-def prompts_that_never_fit_are_refused(added: Added, require: Require) -> None:
-    p, refusal, world = len(added.prompt), added.refusal, added.book.world
-    if never_runs(added):
-        require(refusal is not None, "a prompt of", p, "tokens is accepted")
-        blocks = -(-p // world.block_size)
-        named = p == 0 or asks_nonsense(added) or names(refusal or "", p, blocks)
-        require(named, "a prompt of", p, "tokens is refused without its numbers:", refusal)
-    elif not (beyond_the_room(added) or could_not_return(added) or asks_nonsense(added)):
-        require(refusal is None, "a prompt of", p, "tokens fits, and is refused:", refusal)
-
-
-@check("SCH-7b", Added)
-def max_tokens_below_one_is_refused(added: Added, require: Require) -> None:
-    if added.max_tokens < 1 and not never_runs(added):
-        require(added.refusal is not None, "max_tokens", added.max_tokens, "is accepted")
-
-
-@check("SCH-7d", Added)
-def outputs_beyond_the_room_are_refused_or_cut(added: Added, require: Require) -> None:
-    if beyond_the_room(added) and not (never_runs(added) or asks_nonsense(added)):
-        p, k = len(added.prompt), added.max_tokens
-        named = added.refusal is None or names(added.refusal, p, k, p + k, p + k - 1)
-        require(named, f"p={p} and max_tokens={k}: refused without the numbers:", added.refusal)
+def sampling(committed: Committed) -> list[RequestId]:
+    """Rows whose token decides whether their request goes on."""
+    return [
+        seating.entry.id
+        for seating in committed.flight.seatings
+        if seating.entry.id in committed.tokens
+        and seating.entry.id in committed.book.live
+        and not seating.entry.aborting
+        and not seating.entry.open_end
+    ]
 
 
 @check("SCH-7d", Committed)
@@ -97,46 +67,7 @@ def nobody_is_given_up_without_a_reason(planned: Planned, require: Require) -> N
         right = (finished.reason == "length" and full) or (
             finished.reason == "abort" and entry is not None and entry.aborting
         )
-        require(right, entry or finished.id, "is given up with reason", finished.reason)
-
-
-@check("STP-2", Added, "min_tokens")
-def more_min_tokens_than_max_tokens_is_refused(added: Added, require: Require) -> None:
-    least, most = added.options.min_tokens, added.max_tokens
-    if least > most >= 1 and not never_runs(added):
-        require(added.refusal is not None, f"min_tokens={least}, max_tokens={most} is accepted")
-
-
-@check("SCH-7a", Crashed)
-def refusing_is_an_error_that_says_so(crashed: Crashed, require: Require) -> None:
-    if crashed.call == "add":
-        require(False, "add raises no ValueError:", crashed.error)
-
-
-# ---- why it ends ---------------------------------------------------------------------------------
-
-
-def told(committed: Committed) -> dict[RequestId, str]:
-    return {finished.id: finished.reason for finished in committed.ended}
-
-
-def draws(committed: Committed, id: RequestId) -> tuple[bool, bool]:
-    """Whether its token is an end-of-sequence that it does not ignore; whether a stop id."""
-    entry, token = committed.book.entries[id], committed.tokens[id]
-    is_eos = token in committed.book.world.eos_token_ids
-    return is_eos and not entry.options.ignore_eos, token in entry.options.stop_token_ids
-
-
-def sampling(committed: Committed) -> list[RequestId]:
-    """Rows whose token decides whether their request goes on."""
-    return [
-        seating.entry.id
-        for seating in committed.flight.seatings
-        if seating.entry.id in committed.tokens
-        and seating.entry.id in committed.book.live
-        and not seating.entry.aborting
-        and not seating.entry.open_end
-    ]
+        require(right, entry or name_of(finished.id), "is given up with reason", finished.reason)
 
 
 @check("SCH-12a", Committed)
@@ -175,12 +106,36 @@ def stop_ids_end(committed: Committed, require: Require) -> None:
 def reasons_are_right(committed: Committed, require: Require) -> None:
     """`stop` wins over `length`; nobody ends twice."""
     ids = [finished.id for finished in committed.ended]
-    require(len(set(ids)) == len(ids), "ended twice:", ids)
+    require(len(set(ids)) == len(ids), "ended twice:", names_of(ids))
     for id in sampling(committed):
         got, expected = told(committed).get(id), committed.expected.get(id)
         if got and expected:
             entry = committed.book.entries[id]
             require(got == expected, entry, "ended by", got, "instead of", expected)
+
+
+def ends_in_time(committed: Committed, id: RequestId) -> bool:
+    """Whether it ended if it had to, and only then."""
+    return (id in told(committed)) == (id in committed.expected)
+
+
+@check("SCH-9", Committed)
+def preempted_requests_end_as_if_they_were_not(committed: Committed, require: Require) -> None:
+    """Outputs of before the preemption count, and count once."""
+    for id in sampling(committed):
+        entry = committed.book.entries[id]
+        if entry.num_preemptions and not entry.is_cut:
+            k, ended = len(entry.completion), id in told(committed)
+            require(ends_in_time(committed, id), entry, f"has {k} of {entry.room}; ended:", ended)
+
+
+@check("SCH-14", Committed, "chunked_prefill")
+def chunked_requests_end_as_if_they_were_not(committed: Committed, require: Require) -> None:
+    for id in sampling(committed):
+        entry = committed.book.entries[id]
+        if entry.chunked and not entry.is_cut:
+            k, ended = len(entry.completion), id in told(committed)
+            require(ends_in_time(committed, id), entry, f"has {k} of {entry.room}; ended:", ended)
 
 
 @check("SCH-12b", Planned)
@@ -234,10 +189,10 @@ def abort_never_raises(crashed: Crashed, require: Require) -> None:
 def failed_steps_end_with_an_error(failed: Failed, require: Require) -> None:
     ids = [finished.id for finished in failed.ended]
     requests = {seating.entry.id.request for f in failed.flights for seating in f.seatings}
-    require(len(set(ids)) == len(ids), "ended twice:", ids)
+    require(len(set(ids)) == len(ids), "ended twice:", names_of(ids))
     for finished in failed.ended:
         entry = failed.book.entries.get(finished.id)
-        require(finished.id in failed.live, finished.id, "ended, and was not alive")
+        require(finished.id in failed.live, name_of(finished.id), "ended, and was not alive")
         require(finished.id.request in requests, entry, "ended, and was not in the step")
         aborting = entry is not None and entry.aborting
         allowed = ("error", "abort") if aborting else ("error",)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nanovllm.conformance.checks.check import Require, check
-from nanovllm.conformance.checks.ends import sampling
+from nanovllm.conformance.checks.ends import ends_in_time, sampling
 from nanovllm.conformance.events import Aborted, Committed, Drained, Ended, Planned
 from nanovllm.conformance.protocol import RequestId
 
@@ -19,12 +19,11 @@ def samples_equal_single_requests(ended: Ended, require: Require) -> None:
 
 @check("FRK-1", Committed, "n")
 def samples_end_by_their_own_tokens(committed: Committed, require: Require) -> None:
-    ended = {finished.id for finished in committed.ended}
     for id in sampling(committed):
         entry = committed.book.entries[id]
         if entry.options.n > 1 and not entry.is_cut:
-            right = (id in ended) == (id in committed.expected)
-            require(right, entry, "drew", committed.tokens[id], "and ended:", id in ended)
+            right = ends_in_time(committed, id)
+            require(right, entry, "drew", committed.tokens[id], "and does not end as it should")
 
 
 @check("FRK-2", Planned, "n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nanovllm.conformance.book import Book
 from nanovllm.conformance.checks.check import Require, check
-from nanovllm.conformance.entries import Entry
+from nanovllm.conformance.entries import Entry, names_of
 from nanovllm.conformance.events import Crashed, Drained, Ended, Planned
 from nanovllm.conformance.protocol import RequestId
 
@@ -52,9 +52,9 @@ def seats_bound_the_running_set(planned: Planned, require: Require) -> None:
 def one_row_each_with_work_in_it(planned: Planned, require: Require) -> None:
     rows = planned.flight.plan.rows
     ids = [row.id for row in rows]
-    require(len(set(ids)) == len(ids), "rows of", ids)
+    require(len(set(ids)) == len(ids), "rows of", names_of(ids))
     empty = [row.id for row in rows if row.count < 1]
-    require(not empty, "rows without a token:", empty)
+    require(not empty, "rows without a token:", names_of(empty))
 
 
 @check("SCH-5", Planned)
@@ -90,10 +90,10 @@ def victims_have_no_row(planned: Planned, require: Require) -> None:
     seated = {entry.id for entry in planned.before.seated}
     rows = {row.id for row in plan.rows}
     victims = set(plan.preempted)
-    require(not victims & rows, "preempted and planned:", sorted(victims & rows))
+    require(not victims & rows, "preempted and planned:", names_of(sorted(victims & rows)))
     idle = sorted(id for id in victims - seated if not planned.book.uncertain)
-    require(not idle, "preempted, but they did not run:", idle)
-    require(len(victims) == len(plan.preempted), "preempted twice:", plan.preempted)
+    require(not idle, "preempted, but did not run:", names_of(idle))
+    require(len(victims) == len(plan.preempted), "preempted twice:", names_of(plan.preempted))
 
 
 @check("SCH-8", Planned)
@@ -135,7 +135,7 @@ def preempted_requests_lose_nothing(ended: Ended, require: Require) -> None:
 def resumed_requests_keep_their_outputs(crashed: Crashed, require: Require) -> None:
     """An engine that forgot outputs asks for a token where the next one is known already."""
     if crashed.call == "commit" and (forgot := _forgotten(crashed.book)):
-        require(False, "outputs of", forgot, "are forgotten:", crashed.error)
+        require(False, "outputs of", names_of(forgot), "are forgotten:", crashed.error)
 
 
 def _forgotten(book: Book) -> list[RequestId]:
