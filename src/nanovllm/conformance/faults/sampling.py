@@ -13,10 +13,22 @@ import torch
 from nanovllm.conformance.faults.fault import planted
 from nanovllm.conformance.planting import plantings_in
 from nanovllm.kernels.gumbel_noise import gumbel_noise, row_keys
-from nanovllm.layers import logits_processors, sampler
 from nanovllm.layers.logits_filters import filter_logits_, keep_min_p, keep_top_k, keep_top_p
-from nanovllm.layers.logits_processors import RepetitionPenalty, RowSampling
-from nanovllm.layers.sampler import Rows, Sampler, SamplerOutput, SamplingInput, TokenLogprob
+from nanovllm.layers.logits_processors import (
+    RepetitionPenalty,
+    RowSampling,
+    _presence_and_frequency,
+    _repetition,
+)
+from nanovllm.layers.sampler import (
+    Rows,
+    Sampler,
+    SamplerOutput,
+    SamplingInput,
+    TokenLogprob,
+    _draw,
+    _logprobs,
+)
 
 Tensor = torch.Tensor
 Limits = npt.NDArray[Any]
@@ -47,13 +59,13 @@ def _drawn(z: Tensor, inp: SamplingInput, rows: Rows) -> Tensor:
     return (z + noise).argmax(dim=-1, keepdim=True)
 
 
-@planted("SMP-2", instead_of=sampler._draw, door="engine")
+@planted("SMP-2", instead_of=_draw, door="engine")
 def temperature_multiplies(scores: Tensor, peak: Tensor, inp: SamplingInput, rows: Rows) -> Tensor:
     """Logits are multiplied by the temperature."""
     return _drawn((scores - peak) * column(inp.temperature[rows]), inp, rows)
 
 
-@planted("SMP-2", instead_of=sampler._draw, door="engine")
+@planted("SMP-2", instead_of=_draw, door="engine")
 def noise_before_temperature(
     scores: Tensor, peak: Tensor, inp: SamplingInput, rows: Rows
 ) -> Tensor:
@@ -116,28 +128,28 @@ class NanFailsTheBatch(Sampler):
 # ---- log probabilities and penalties -------------------------------------------------------------
 
 
-@planted("SMP-6", instead_of=sampler._logprobs, door="engine")
+@planted("SMP-6", instead_of=_logprobs, door="engine")
 def logprobs_of_half_precision(
     logits: Tensor, token_ids: list[int], wanted: Sequence[tuple[int, int]]
 ) -> list[list[TokenLogprob] | None]:
     """Log probabilities are those of logits that were rounded to bfloat16."""
-    return sampler._logprobs(logits.bfloat16().float(), token_ids, wanted)
+    return _logprobs(logits.bfloat16().float(), token_ids, wanted)
 
 
-@planted("SMP-7", instead_of=logits_processors._repetition, door="engine")
+@planted("SMP-7", instead_of=_repetition, door="engine")
 def repetition_forgets_the_prompt(rows: Sequence[RowSampling]) -> list[Any]:
     """The repetition penalty covers the output alone."""
-    return logits_processors._repetition([row._replace(prompt_token_ids=()) for row in rows])
+    return _repetition([row._replace(prompt_token_ids=()) for row in rows])
 
 
-@planted("SMP-7", instead_of=logits_processors._presence_and_frequency, door="engine")
+@planted("SMP-7", instead_of=_presence_and_frequency, door="engine")
 def frequency_counts_the_prompt(rows: Sequence[RowSampling]) -> list[Any]:
     """Presence and frequency penalties cover the prompt too."""
     whole = [
         row._replace(output_token_ids=[*row.prompt_token_ids, *row.output_token_ids])
         for row in rows
     ]
-    return logits_processors._presence_and_frequency(whole)
+    return _presence_and_frequency(whole)
 
 
 @planted("SMP-7", door="engine")
