@@ -2,7 +2,7 @@
 
 `core`, `pool`, `prefix`, `ends`: what a scheduler must achieve. `boundary`: lengths around a block.
 `cases`, `tutorial`: public reports and the tutorial's defects. `blocks`: the blocks door.
-`engine`, `text`, `sampling`: relations at the engine door; `against_hf`: what needs an oracle.
+`engine`, `speech`, `text`, `sampling`: the engine door; `against_hf`: what needs an oracle there.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from nanovllm.conformance.scenarios import (
     pool,
     prefix,
     sampling,
+    speech,
     text,
     tutorial,
 )
@@ -37,7 +38,7 @@ SCENARIOS: tuple[Scenario, ...] = tuple(
     for module in (
         *(cases, tutorial, boundary, prefix, pool, core, ends),
         blocks,
-        *(engine, text, sampling, against_hf),
+        *(engine, speech, text, sampling, against_hf),
     )
     for scenario in module.SCENARIOS
 )

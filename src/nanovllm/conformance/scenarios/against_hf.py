@@ -10,6 +10,7 @@ from typing import Any
 from nanovllm.conformance.protocol import EngineDoor
 from nanovllm.conformance.scenarios.engine_driver import TEXTS, EngineBench, request
 from nanovllm.conformance.scenarios.scenario import scenario, scenarios_of
+from nanovllm.conformance.scenarios.track import span
 from nanovllm.conformance.verdicts import Evaluations
 
 engine = partial(scenario, door="engine")
@@ -96,7 +97,7 @@ def _draws(bench: EngineBench, prompt: Sequence[int], num: int, **params: Any) -
     params = {"max_tokens": 1, "ignore_eos": True, **params}
     seeded = "seed" in bench.door.hello().capabilities
     jobs = [request(prompt, {**params, "seed": i} if seeded else params) for i in range(num)]
-    return Counter(samples[0].token_ids[0] for samples in bench.door.generate(jobs))
+    return Counter(samples[0].token_ids[0] for samples in bench.submit(jobs))
 
 
 def _probabilities(bench: EngineBench, prompt: Sequence[int], temperature: float) -> list[float]:
@@ -146,6 +147,18 @@ def _expect_support(
     likely = [t for t in kept if counts.total() * probabilities[t] / share >= 20]
     missing = [token for token in likely if token not in counts]
     bench.expect(not missing, spec_id, f"never drawn: {missing}, which the filter keeps")
+
+
+@engine("SMP-7", needs=("penalties", "sampling"))
+def repetition_makes_negative_logits_smaller(door: EngineDoor, seen: Evaluations) -> None:
+    """Divided, they would become likelier: of 64 seen tokens, those of negative logits are out."""
+    bench = EngineBench(door, seen)
+    prompt = span(300, 363)
+    logits = bench.oracle.logits(prompt)[-1].tolist()
+    banned = {token for token in prompt if logits[token] < -1}
+    counts = _draws(bench, prompt, 800, temperature=30.0, repetition_penalty=1000.0)
+    drawn = sorted(banned & set(counts))
+    bench.expect(not drawn, "SMP-7", f"drawn: {drawn}, whose logits are far below zero")
 
 
 HOT = 1.5

@@ -63,13 +63,17 @@ def each_request_gets_the_token_of_its_own_row(door: EngineDoor, seen: Evaluatio
 
 @engine("KV-5", needs=GREEDY)
 def decoded_equals_computed_at_once(door: EngineDoor, seen: Evaluations) -> None:
-    """Each token of an output is what follows all before it, given as one prompt."""
+    """Each token of an output is what follows all before it, as one prompt or in chunks."""
     bench = EngineBench(door, seen, prefix_cache=False)
     prompt = span(300, 312)
     decoded = bench.ask_one(prompt).token_ids
     prefixes = [[*prompt, *decoded[:i]] for i in range(len(decoded))]
     found = bench.ask(prefixes, max_tokens=1)
-    bench.expect_equal("KV-5", prefixes, found, [(token,) for token in decoded], "at once")
+    expected = [(token,) for token in decoded]
+    bench.expect_equal("KV-5", prefixes, found, expected, "at once")
+    if bench.try_open(max_num_batched_tokens=5, max_num_seqs=1, prefix_cache=False):
+        found = bench.ask(prefixes, max_tokens=1)
+        bench.expect_equal("KV-5", prefixes, found, expected, "in chunks")
 
 
 @engine("KV-7", needs=GREEDY)
@@ -231,7 +235,7 @@ def engine_b37_preempted_output_is_complete(door: EngineDoor, seen: Evaluations)
         return
     wanted = {"temperature": 0.0, "ignore_eos": True}
     jobs = [request(p, {**wanted, "max_tokens": k}) for p, k in zip(prompts, (4, 6), strict=True)]
-    outputs = [samples[0] for samples in door.generate(jobs)]
+    outputs = [samples[0] for samples in bench.submit(jobs)]
     bench.expect_equal("SCH-9", prompts, outputs, alone, "preempted")
     reasons = [output.finish_reason for output in outputs]
     bench.expect(reasons == ["length"] * 2, "SCH-12d", f"ended by {reasons}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanovllm.conformance.protocol import (
     EngineDoor,
+    EngineFault,
     EngineRequest,
     EngineResult,
     Refused,
@@ -62,7 +63,15 @@ class EngineBench:
     def generate(self, prompts: Sequence[Prompt], **params: Any) -> list[list[EngineResult]]:
         """All samples of each prompt, as one batch; `params` as of `SamplingParams`."""
         wanted = {"temperature": 0.0, "max_tokens": 16, "ignore_eos": True, **params}
-        return self.door.generate([request(prompt, wanted) for prompt in prompts])
+        return self.submit([request(prompt, wanted) for prompt in prompts])
+
+    def submit(self, requests: Sequence[EngineRequest]) -> list[list[EngineResult]]:
+        """All samples of each; raises EngineFault if one ended by an error, as none here should."""
+        results = self.door.generate(requests)
+        for asked, samples in zip(requests, results, strict=True):
+            if any(sample.finish_reason == "error" for sample in samples):
+                raise EngineFault(f"{asked} ended by an error: {samples}")
+        return results
 
     def ask(self, prompts: Sequence[Prompt], **params: Any) -> list[EngineResult]:
         """The first sample of each prompt, as one batch; greedy unless `params` say otherwise."""

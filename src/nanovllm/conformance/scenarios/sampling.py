@@ -22,11 +22,11 @@ A = {"temperature": 0.8, "seed": 42}
 MAX_TOKENS = 16
 
 
-def _batch(door: EngineDoor, *params: dict[str, Any]) -> list[EngineResult]:
+def _batch(bench: EngineBench, *params: dict[str, Any]) -> list[EngineResult]:
     """One prompt under each of these parameters, as one batch."""
     common = {"max_tokens": MAX_TOKENS, "ignore_eos": True}
     jobs = [request(TEXTS[0], {**common, **own}) for own in params]
-    return [samples[0] for samples in door.generate(jobs)]
+    return [samples[0] for samples in bench.submit(jobs)]
 
 
 # ---- greedy ------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ def engine_b64_greedy_rows_beside_sampled_ones(door: EngineDoor, seen: Evaluatio
     """A batch mixes both; the greedy rows are what they are alone."""
     bench = EngineBench(door, seen)
     alone = tokens_of([bench.ask_one(TEXTS[0])])
-    outputs = _batch(door, {"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 0.0})
+    outputs = _batch(bench, {"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 0.0})
     for output in (outputs[0], outputs[2]):
         bench.expect_equal("SMP-1", TEXTS[:1], [output], alone, "beside a sampled row")
 
@@ -91,16 +91,16 @@ def _expect_same(
 def engine_b70_seed_decides_whatever_the_batch(door: EngineDoor, seen: Evaluations) -> None:
     """Alone, beside a twin, other seeds and none, first and last, and where blocks are short."""
     bench = EngineBench(door, seen)
-    (alone,) = _batch(door, A)
+    (alone,) = _batch(bench, A)
     b, c = {"temperature": 0.8}, {"temperature": 0.8, "seed": 7}
     for batch in ((A,), (A, A), (A, b), (A, c), (b, b, c, A), (c, b, A, b)):
-        found = _batch(door, *batch)
+        found = _batch(bench, *batch)
         for own, output in zip(batch, found, strict=True):
             if own is A:
                 label = f"beside {len(batch) - 1} others"
                 _expect_same(bench, "SMP-4", output, alone.token_ids, label)
     if bench.try_open(block_size=4, num_blocks=10, max_model_len=36):
-        for output in _batch(door, A, A, A):
+        for output in _batch(bench, A, A, A):
             _expect_same(bench, "SMP-4", output, alone.token_ids, "where blocks are short")
 
 
@@ -109,8 +109,8 @@ def seeds_differ_and_no_seed_is_none(door: EngineDoor, seen: Evaluations) -> Non
     """Two seeds, and two requests without one, of 16 tokens at temperature 2."""
     bench = EngineBench(door, seen)
     hot = {"temperature": 2.0}
-    outputs = _batch(door, {**hot, "seed": 1}, {**hot, "seed": 2}, hot, hot)
-    again = _batch(door, hot)
+    outputs = _batch(bench, {**hot, "seed": 1}, {**hot, "seed": 2}, hot, hot)
+    again = _batch(bench, hot)
     kinds = {output.token_ids for output in (*outputs, *again)}
     bench.expect(len(kinds) == 5, "SMP-4", f"five draws, only {len(kinds)} outputs: {kinds}")
 
@@ -119,7 +119,7 @@ def seeds_differ_and_no_seed_is_none(door: EngineDoor, seen: Evaluations) -> Non
 def top_k_beyond_the_vocabulary_changes_nothing(door: EngineDoor, seen: Evaluations) -> None:
     """The same seed with and without."""
     bench = EngineBench(door, seen)
-    plain, wide = _batch(door, A, {**A, "top_k": 10**6})
+    plain, wide = _batch(bench, A, {**A, "top_k": 10**6})
     _expect_same(bench, "SMP-3a", wide, plain.token_ids, "top_k=1000000")
 
 
@@ -128,9 +128,9 @@ def penalties_survive_preemption(door: EngineDoor, seen: Evaluations) -> None:
     """All three, in an ample pool and where blocks are short."""
     bench = EngineBench(door, seen)
     params = {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.5}
-    expected = tokens_of(_batch(door, params, params, {**params, "presence_penalty": 1.0}))
+    expected = tokens_of(_batch(bench, params, params, {**params, "presence_penalty": 1.0}))
     if bench.try_open(block_size=4, num_blocks=10, max_model_len=36):
-        found = _batch(door, params, params, {**params, "presence_penalty": 1.0})
+        found = _batch(bench, params, params, {**params, "presence_penalty": 1.0})
         for output, tokens in zip(found, expected, strict=True):
             _expect_same(bench, "SMP-7", output, tokens, "where blocks are short")
 
@@ -142,7 +142,7 @@ def penalties_survive_preemption(door: EngineDoor, seen: Evaluations) -> None:
 def samples_are_requests_with_derived_seeds(door: EngineDoor, seen: Evaluations) -> None:
     """Sample 0 is the n = 1 request; five samples in two seats are those of five seats."""
     bench = EngineBench(door, seen)
-    (alone,) = _batch(door, A)
+    (alone,) = _batch(bench, A)
     params = {"max_tokens": MAX_TOKENS, **A, "n": 5}
     (samples,) = bench.generate(TEXTS[:1], **params)
     bench.expect(len(samples) == 5, "FRK-3", f"{len(samples)} samples of 5")
