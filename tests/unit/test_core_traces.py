@@ -131,7 +131,8 @@ def test_what_is_not_declared_is_unsupported() -> None:
         "SCH-13": Outcome.UNSUPPORTED,
         "SCH-7b": Outcome.PASS,
     }
-    assert verdicts[-1].message == "does not declare prefix_cache"
+    messages = {verdict.spec_id: verdict.message for verdict in verdicts}
+    assert messages["PFX-6"] == "does not declare prefix_cache"
 
 
 def _without(hello: Any, *names: str) -> Any:

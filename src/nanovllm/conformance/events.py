@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -132,6 +133,13 @@ class Crashed:
     book: Book
     call: str
     error: str
+
+    @property
+    def summary(self) -> str:
+        """The error without its traceback, but for the place where it was raised."""
+        lines = self.error.splitlines() or [""]
+        places = re.findall(r'File "(?:.*[/\\])?([^"]+)", line (\d+)', self.error)
+        return f"{lines[0]} ({':'.join(places[-1])})" if places else lines[0]
 
 
 Event = (

@@ -14,7 +14,6 @@ from nanovllm.conformance.protocol import CoreDoor, Hello, Refused, Unsupported,
 from nanovllm.conformance.session import Session
 from nanovllm.conformance.verdicts import Violation
 
-
 Failure = tuple[Session, Violation]
 
 ENOUGH = 4

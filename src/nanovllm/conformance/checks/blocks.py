@@ -35,7 +35,7 @@ def every_block_is_free_or_used(state: State, require: Require) -> None:
 @check("BLK-1", Crashed, "pool")
 def pool_can_be_told(crashed: Crashed, require: Require) -> None:
     if crashed.call == "pool":
-        require(False, "the pool cannot be told:", crashed.error)
+        require(False, "the pool cannot be told:", crashed.summary)
 
 
 @check("BLK-2", State, "pool")

@@ -29,14 +29,20 @@ def takers_tokens(book: Book, block_id: int) -> tuple[int, ...]:
     return tuple(node.token for node in entry.path[index * bs : (index + 1) * bs])
 
 
-def reachable(state: State) -> Iterator[tuple[Resident, ...]]:
-    """Copies of each content that a look-up must find: its ancestors are there too."""
+def reachable(state: State, *, lost: bool = False) -> Iterator[tuple[Resident, ...]]:
+    """Copies of each content that a look-up must find: its ancestors are there too.
+
+    Args:
+        lost: also where one of the copies of it, or of an ancestor, was replaced (PFX-15).
+    """
     book, bs = state.book, state.book.world.block_size
     if not (is_quiet(state) and book.caches):
         return
     for content in {resident.content for resident in book.blocks.resident.values()}:
         node = content
         while node.depth and book.blocks.copies_of(node):
+            if node in book.blocks.lost and not lost:
+                break
             for _ in range(bs):
                 assert node.parent is not None
                 node = node.parent
@@ -64,7 +70,7 @@ def different_content_has_different_hashes(started: Started, require: Require) -
 @check("PFX-1", Crashed, "prefix_cache", "hash")
 def hashes_can_be_told(crashed: Crashed, require: Require) -> None:
     if crashed.call == "hash":
-        require(False, "a hash cannot be told:", crashed.error)
+        require(False, "a hash cannot be told:", crashed.summary)
 
 
 @check("PFX-3", State, "prefix_cache", "pool")
@@ -106,16 +112,15 @@ def entries_hold_what_they_say(state: State, require: Require) -> None:
 @check("PFX-8", State, "prefix_cache", "pool")
 def freed_blocks_stay_published(state: State, require: Require) -> None:
     for copies in reachable(state):
-        if copies[0].generated or copies[0].content in state.book.blocks.lost:
-            continue
-        if not any(state.book.blocks.held[copy.block] for copy in copies):
+        used = any(state.book.blocks.held[copy.block] for copy in copies)
+        if not used and not copies[0].generated:
             hidden = names_none(state.pool, copies)
             require(not hidden, "nothing reused", copies[0].block, "yet it is not published")
 
 
 @check("PFX-15", State, "prefix_cache", "pool")
 def copies_are_published_when_one_is_lost(state: State, require: Require) -> None:
-    for copies in reachable(state):
+    for copies in reachable(state, lost=True):
         if copies[0].content in state.book.blocks.lost:
             hidden = names_none(state.pool, copies)
             require(not hidden, "block", copies[0].block, "holds the other copy, not published")
@@ -124,8 +129,6 @@ def copies_are_published_when_one_is_lost(state: State, require: Require) -> Non
 @check("PFX-16", State, "prefix_cache", "pool")
 def generated_blocks_are_published(state: State, require: Require) -> None:
     for copies in reachable(state):
-        if copies[0].content in state.book.blocks.lost:
-            continue
         if all(copy.generated and not copy.producer.seated for copy in copies):
             hidden = names_none(state.pool, copies)
             require(not hidden, "block", copies[0].block, "of", copies[0].producer, "is lost")
@@ -140,7 +143,9 @@ def least_recently_released_goes_first(planned: Planned, require: Require) -> No
     left = [
         resident
         for block_id, resident in book.blocks.resident.items()
-        if block_id in before.released_at and block_id in book.blocks.released_at
+        if block_id in before.released_at
+        and block_id in book.blocks.released_at
+        and resident.content not in book.blocks.lost
     ]
     for gone in planned.flight.replaced:
         when = before.released_at.get(gone.block)
@@ -172,6 +177,20 @@ def idle_engine_admits(planned: Planned, require: Require) -> None:
         require(False, "nothing runs, and none of", before.queued, "is admitted")
 
 
+@check("PFX-10", Crashed, "prefix_cache")
+def hits_on_free_blocks_use_them_up(crashed: Crashed, require: Require) -> None:
+    """Not when it raises because it admits who does not fit by this arithmetic."""
+    book = crashed.book
+    bs, held = book.world.block_size, +book.blocks.held
+    num_free = book.world.num_blocks - len(held)
+    for entry in book.queued if crashed.call == "schedule" else ():
+        run = book.blocks.run(entry.contents(bs))[: (entry.num_known - 1) // bs]
+        revived = sum(not any(copy.block in held for copy in copies) for copies in run)
+        missing = -(-entry.num_known // bs) - len(run)
+        if missing <= num_free < missing + revived:
+            require(False, entry, "needs", missing, "+", revived, "of", num_free, crashed.summary)
+
+
 @check("PFX-17", State, "prefix_cache", "stats")
 def requests_count_once(state: State, require: Require) -> None:
     """Between the whole blocks found by first samples alone, and those found by all samples.
@@ -191,4 +210,4 @@ def requests_count_once(state: State, require: Require) -> None:
 @check("PFX-17", Crashed, "prefix_cache", "stats")
 def statistics_can_be_told(crashed: Crashed, require: Require) -> None:
     if crashed.call == "stats":
-        require(False, "statistics cannot be told:", crashed.error)
+        require(False, "statistics cannot be told:", crashed.summary)

@@ -53,9 +53,5 @@ def tokens_go_to_their_own_rows(committed: Committed, require: Require) -> None:
         return
     others = {id for id, reason in committed.expected.items() if reason != "stop"}
     ended = {finished.id for finished in committed.ended} & rows - others
-    require(
-        ended == expected,
-        names_of(sorted(expected)),
-        "drew an end; ended:",
-        names_of(sorted(ended)),
-    )
+    drew, those = names_of(sorted(expected)), names_of(sorted(ended))
+    require(ended == expected, drew, "drew an end; ended:", those)

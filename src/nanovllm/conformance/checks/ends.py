@@ -182,7 +182,7 @@ def abort_frees_all_once(state: State, require: Require) -> None:
 @check("SCH-13", Crashed, "abort")
 def abort_never_raises(crashed: Crashed, require: Require) -> None:
     if crashed.call == "abort":
-        require(False, "abort raises:", crashed.error)
+        require(False, "abort raises:", crashed.summary)
 
 
 @check("SCH-15", Failed, "fail_step")
@@ -214,7 +214,7 @@ def failed_requests_have_no_rows(planned: Planned, require: Require) -> None:
 @check("SCH-15", Crashed, "fail_step")
 def engine_survives_a_failed_step(crashed: Crashed, require: Require) -> None:
     if crashed.call == "fail_step":
-        require(False, "fail_step raises:", crashed.error)
+        require(False, "fail_step raises:", crashed.summary)
 
 
 def _no_rows_of(planned: Planned, require: Require, reasons: tuple[str, ...]) -> None:

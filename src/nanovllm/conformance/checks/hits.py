@@ -132,6 +132,25 @@ def hits_end_at_the_first_miss(planned: Planned, require: Require) -> None:
         require(not late, admission.entry, "misses block", r, "and shares", late, "behind it")
 
 
+@check("PFX-5", Executed, "prefix_cache")
+def misses_are_not_jumped_over(executed: Executed, require: Require) -> None:
+    """Nor is a block behind the first miss a hit because its own tokens are cached."""
+    bs = executed.book.world.block_size
+    for seating, wrong in hits_of(executed):
+        first = min((misread.position // bs for misread in wrong), default=0)
+        later = [m for m in wrong if _looked_for(seating, m, bs) > first]
+        require(not later, seating.entry, "misses block", first, "and at", *later[:1])
+
+
+def _looked_for(seating: Seating, misread: Misread, block_size: int) -> int:
+    """The block of the request whose token was found in this slot; -1 if it is none's."""
+    found, path = misread.found, seating.entry.path
+    if found is None or found.depth <= misread.position or found.depth > len(path):
+        return -1
+    same = path[found.depth - 1].token == found.token
+    return (found.depth - 1) // block_size if same else -1
+
+
 @check("PFX-6", Planned, "prefix_cache")
 def a_token_is_left_to_compute(planned: Planned, require: Require) -> None:
     for admission in planned.flight.admissions:
@@ -181,7 +200,8 @@ def parameters_do_not_matter(planned: Planned, require: Require) -> None:
         others = [c for c in run if all(_differ(r.producer, entry) for r in c)]
         if others:
             missed = admission.missed(bs)
-            require(missed not in others, entry, "does not find", missed[:1])
+            hidden = missed in others and missed[0].content not in planned.book.blocks.lost
+            require(not hidden, entry, "does not find", missed[:1])
 
 
 def _differ(producer: object, entry: object) -> bool:

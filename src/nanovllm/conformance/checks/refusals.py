@@ -69,4 +69,4 @@ def more_min_tokens_than_max_tokens_is_refused(added: Added, require: Require) -
 @check("SCH-7a", Crashed)
 def refusing_is_an_error_that_says_so(crashed: Crashed, require: Require) -> None:
     if crashed.call == "add":
-        require(False, "add raises no ValueError:", crashed.error)
+        require(False, "add raises no ValueError:", crashed.summary)

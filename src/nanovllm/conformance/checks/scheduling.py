@@ -67,7 +67,7 @@ def idle_engine_plans_nothing(planned: Planned, require: Require) -> None:
 @check("SCH-5", Crashed)
 def schedule_never_raises(crashed: Crashed, require: Require) -> None:
     if crashed.call == "schedule":
-        require(False, "schedule raises:", crashed.error)
+        require(False, "schedule raises:", crashed.summary)
 
 
 @check("SCH-6", Drained)
@@ -78,7 +78,7 @@ def everything_ends_in_time(drained: Drained, require: Require) -> None:
 @check("SCH-6", Crashed)
 def steps_never_raise(crashed: Crashed, require: Require) -> None:
     if crashed.call in ("schedule", "commit"):
-        require(False, crashed.call, "raises:", crashed.error)
+        require(False, crashed.call, "raises:", crashed.summary)
 
 
 @check("SCH-8", Planned)
@@ -135,7 +135,7 @@ def preempted_requests_lose_nothing(ended: Ended, require: Require) -> None:
 def resumed_requests_keep_their_outputs(crashed: Crashed, require: Require) -> None:
     """An engine that forgot outputs asks for a token where the next one is known already."""
     if crashed.call == "commit" and (forgot := _forgotten(crashed.book)):
-        require(False, "outputs of", names_of(forgot), "are forgotten:", crashed.error)
+        require(False, "outputs of", names_of(forgot), "are forgotten:", crashed.summary)
 
 
 def _forgotten(book: Book) -> list[RequestId]:
