@@ -32,7 +32,7 @@ def _batch(bench: EngineBench, *params: dict[str, Any]) -> list[EngineResult]:
 # ---- greedy ------------------------------------------------------------------------------------
 
 
-@engine("SMP-2", "SMP-1", needs=("greedy", "sampling"))
+@engine("SMP-2", needs=("greedy", "sampling"))
 def engine_b63_tiny_temperatures_are_greedy(door: EngineDoor, seen: Evaluations) -> None:
     """1e-8, 1e-5 and 1e-4 give the tokens of 0, without a NaN on the way."""
     bench = EngineBench(door, seen)

@@ -160,7 +160,7 @@ def _fresh_token(result: EngineResult) -> tuple[int, int]:
     return tokens[places[-1]], places[-1]
 
 
-@engine("STP-1", "SCH-12a", "SCH-12d", needs=("greedy",))
+@engine("STP-1", "SCH-12a", needs=("greedy",))
 def engine_b80_several_eos_ids(door: EngineDoor, seen: Evaluations) -> None:
     """An id of generation_config.json ends a request; as an int, in a list, null, or no file."""
     free = EngineBench(door, seen).ask_one(TEXTS[0])
