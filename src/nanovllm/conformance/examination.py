@@ -115,9 +115,7 @@ def _live(example: Example, session: Session, panel: Panel, result: Examination)
         result.broken = traceback.format_exc()
 
 
-def again(
-    door: CoreDoor, hello: Hello, example: Example, spec_id: str
-) -> Failure | None:
+def again(door: CoreDoor, hello: Hello, example: Example, spec_id: str) -> Failure | None:
     """The example with the checks of one requirement alone; None if they do not fail."""
     panel = Panel(hello.capabilities, {spec_id})
     session = Session(door, hello, example.world, panel)
