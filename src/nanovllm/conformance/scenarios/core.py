@@ -132,6 +132,18 @@ def what_could_not_return_is_refused(door: CoreDoor, seen: Evaluations) -> None:
 # ---- batches ---------------------------------------------------------------------------------
 
 
+@scenario("SCH-1")
+def first_come_first_served(door: CoreDoor, seen: Evaluations) -> None:
+    """One seat: four prompts of different lengths begin in order of arrival."""
+    bench = Bench(door, small(max_num_seqs=1), seen)
+    tracks = [bench.add([token] * p, 2) for token, p in ((1, 9), (2, 1), (3, 6), (4, 2))]
+    bench.drain()
+    rows = [row.id for plan in bench.plans for row in plan.rows]
+    begun = list(dict.fromkeys(rows))
+    expected = [track.id for track in tracks]
+    seen.require(begun == expected, "SCH-1", f"begun in the order {begun}, arrived {expected}")
+
+
 @scenario("SCH-16", "SCH-9")
 def seat_of_a_finished_request_serves_the_next_schedule(door: CoreDoor, seen: Evaluations) -> None:
     """Two seats: the third request joins as soon as the shorter one ends."""
