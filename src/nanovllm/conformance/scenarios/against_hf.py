@@ -151,12 +151,12 @@ def _expect_support(
 
 @engine("SMP-7", needs=("penalties", "sampling"))
 def repetition_makes_negative_logits_smaller(door: EngineDoor, seen: Evaluations) -> None:
-    """Divided, they would become likelier: of 64 seen tokens, those of negative logits are out."""
+    """Divided, they would become likelier: of 256 seen tokens, those of negative logits are out."""
     bench = EngineBench(door, seen)
-    prompt = span(300, 363)
+    prompt = span(300, 555)
     logits = bench.oracle.logits(prompt)[-1].tolist()
     banned = {token for token in prompt if logits[token] < -1}
-    counts = _draws(bench, prompt, 800, temperature=30.0, repetition_penalty=1000.0)
+    counts = _draws(bench, prompt, 400, temperature=30.0, repetition_penalty=1000.0)
     drawn = sorted(banned & set(counts))
     bench.expect(not drawn, "SMP-7", f"drawn: {drawn}, whose logits are far below zero")
 
