@@ -41,10 +41,10 @@ class Planting:
     original: Any
     replacement: Any
 
-    def make(self) -> AbstractContextManager[Any]:
-        """The changed reference's `OpenDoor`, which leaves the reference itself alone.
+    def make(self) -> Any:
+        """The changed reference's `OpenDoor`; the reference itself stays as it is.
 
-        For the door `unit`, a context in which the reference itself is changed.
+        For the door `unit`, a context manager: within it, the reference itself is changed.
         """
         homes = self._homes()
         if self.door == "unit":
