@@ -37,6 +37,7 @@ class Book:
         blocks: who holds which, and what must be hittable.
         flights: plans not committed, oldest first.
         uncertain: whether a failed step left open what its requests still hold.
+        is_stunned: no row was planned since a step failed.
         logged: a row without a token may have ended by an error, such as NaN.
     """
 
@@ -48,6 +49,7 @@ class Book:
         self.live: dict[RequestId, Entry] = {}
         self.blocks = Holdings(world.block_size)
         self.flights: deque[Flight] = deque()
+        self.is_stunned = False
         self.events: Counter[str] = Counter()
         self._roots: dict[str | None, History] = {}
 
@@ -89,6 +91,7 @@ class Book:
             resident=dict(self.blocks.resident),
             released_at=dict(self.blocks.released_at),
             num_in_flight=len(self.flights),
+            uncertain=self.uncertain,
             num_live=len(self.live),
         )
 
@@ -167,6 +170,7 @@ class Book:
         self.events["eviction"] += len(flight.replaced)
         if plan.rows:
             self.flights.append(flight)
+            self.is_stunned = False
         return flight
 
     def _seat(self, row: Row) -> Seating:
@@ -278,6 +282,7 @@ class Book:
                 self.end(self.live[finished.id], finished.reason)
         hit = {seating.entry for flight in self.flights for seating in flight.seatings}
         self.flights.clear()
+        self.is_stunned = True
         for entry in hit & set(self.live.values()):
             if entry.aborting:
                 self.end(entry, "abort")

@@ -114,9 +114,9 @@ def request_that_just_fits_is_taken(added: Added, require: Require) -> None:
 def rows_read_what_they_wrote(executed: Executed, require: Require) -> None:
     """Nor does a row read what another one of its step wrote over it."""
     for seating, reading in zip(executed.flight.seatings, executed.readings, strict=True):
-        if seating.entry.misled and not seating.is_admission:
+        if seating.entry.misled and seating.kept:
             continue
-        start = seating.row.start if seating.is_admission else 0
+        start = 0 if seating.kept else seating.row.start
         wrong = [
             misread
             for misread in reading.misreads

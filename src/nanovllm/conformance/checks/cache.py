@@ -138,7 +138,7 @@ def generated_blocks_are_published(state: State, require: Require) -> None:
 def least_recently_released_goes_first(planned: Planned, require: Require) -> None:
     """Blocks that one call released are tied, except that a descendant goes before its ancestor."""
     book, before = planned.book, planned.before
-    if not book.caches or book.uncertain or before.num_in_flight:
+    if not book.caches or before.uncertain or before.num_in_flight:
         return
     left = [
         resident
@@ -169,7 +169,7 @@ def least_recently_released_goes_first(planned: Planned, require: Require) -> No
 def idle_engine_admits(planned: Planned, require: Require) -> None:
     """When nothing runs, every block can be had, so that whoever was accepted fits."""
     book, before = planned.book, planned.before
-    if before.seated or before.num_in_flight or book.uncertain:
+    if before.seated or before.num_in_flight or before.uncertain:
         return
     if any(entry.seated or entry.reason for entry in before.queued):
         require(True)

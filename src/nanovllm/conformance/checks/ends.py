@@ -9,6 +9,8 @@ from nanovllm.conformance.events import (
     Aborted,
     Committed,
     Crashed,
+    Drained,
+    Executed,
     Failed,
     Planned,
     State,
@@ -197,6 +199,21 @@ def failed_steps_end_with_an_error(failed: Failed, require: Require) -> None:
         aborting = entry is not None and entry.aborting
         allowed = ("error", "abort") if aborting else ("error",)
         require(finished.reason in allowed, entry, "ended by", finished.reason)
+
+
+@check("SCH-15", Executed, "fail_step")
+def restored_requests_compute_it_again(executed: Executed, require: Require) -> None:
+    """What a failed step was to compute is not counted as computed."""
+    for seating, reading in zip(executed.flight.seatings, executed.readings, strict=True):
+        if not seating.kept and not seating.is_admission:
+            wrong = [m for m in reading.misreads if m.position < seating.row.start]
+            require(not wrong, seating.entry, "goes on, and at", *wrong[:1])
+
+
+@check("SCH-15", Drained, "fail_step")
+def engine_goes_on(drained: Drained, require: Require) -> None:
+    stuck = drained.book.is_stunned and drained.left
+    require(not stuck, "nothing is planned since a step raised;", drained.left, "wait")
 
 
 @check("SCH-15", State, "fail_step", "pool")

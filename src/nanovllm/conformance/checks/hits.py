@@ -45,7 +45,7 @@ def is_foreign(misread: Misread) -> bool:
 def judged(planned: Planned) -> tuple[Admission, ...]:
     """Admissions of which it is known what they should have found."""
     book = planned.book
-    certain = book.caches and not planned.before.num_in_flight and not book.uncertain
+    certain = book.caches and not (planned.before.num_in_flight or planned.before.uncertain)
     return planned.flight.admissions if certain else ()
 
 

@@ -91,7 +91,7 @@ def victims_have_no_row(planned: Planned, require: Require) -> None:
     rows = {row.id for row in plan.rows}
     victims = set(plan.preempted)
     require(not victims & rows, "preempted and planned:", names_of(sorted(victims & rows)))
-    idle = sorted(id for id in victims - seated if not planned.book.uncertain)
+    idle = sorted(id for id in victims - seated if not planned.before.uncertain)
     require(not idle, "preempted, but did not run:", names_of(idle))
     require(len(victims) == len(plan.preempted), "preempted twice:", names_of(plan.preempted))
 
@@ -100,7 +100,7 @@ def victims_have_no_row(planned: Planned, require: Require) -> None:
 def oldest_is_not_preempted_for_a_younger_one(planned: Planned, require: Require) -> None:
     """It may only give way to its own need of a block, and not when it alone holds any."""
     preempted, before = set(planned.flight.plan.preempted), planned.before
-    if not preempted or not before.seated or before.num_in_flight or planned.book.uncertain:
+    if not preempted or not before.seated or before.num_in_flight or before.uncertain:
         return
     oldest = min(before.seated, key=lambda entry: entry.id)
     others = [entry for entry in before.seated if entry.id not in preempted]
