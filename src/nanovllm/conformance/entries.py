@@ -190,6 +190,7 @@ class Before:
     resident: Mapping[int, Resident]
     released_at: Mapping[int, int]
     num_in_flight: int
+    uncertain: bool
     num_live: int
 
 

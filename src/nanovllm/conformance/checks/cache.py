@@ -168,7 +168,7 @@ def least_recently_released_goes_first(planned: Planned, require: Require) -> No
 @check("PFX-10", Planned, "prefix_cache")
 def idle_engine_admits(planned: Planned, require: Require) -> None:
     """When nothing runs, every block can be had, so that whoever was accepted fits."""
-    book, before = planned.book, planned.before
+    before = planned.before
     if before.seated or before.num_in_flight or before.uncertain:
         return
     if any(entry.seated or entry.reason for entry in before.queued):
