@@ -141,6 +141,13 @@ def test_release_walks_from_the_tail_and_frees_with_the_last_holder() -> None:
     assert list(manager.free_block_ids) == [2, 1, 0]
 
 
+@pytest.mark.spec("BLK-7", "PFX-9")
+def test_a_descendant_is_reused_before_its_ancestor() -> None:
+    manager = BlockManager(3, 4)
+    manager.deallocate(computed(manager, list(range(12))))
+    assert list(manager.free_block_ids) == [2, 1, 0]
+
+
 @pytest.mark.spec("BLK-7")
 def test_releasing_an_empty_table_raises() -> None:
     manager = BlockManager(2, 4)

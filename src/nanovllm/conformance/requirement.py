@@ -37,7 +37,7 @@ class Requirement:
         ref_only: no door shows it; unit tests of the reference do.
         pending: what has to be built before this project can test it; empty if it is tested.
         examples: public reports of engines without it, as `vllm#11829`.
-        faults: planted faults that only this requirement convicts.
+        faults: planted faults that it has to convict.
         needs: ids without which this one cannot be judged; if one fails, this is `blocked`.
     """
 

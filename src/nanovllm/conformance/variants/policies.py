@@ -51,8 +51,7 @@ class WholePromptAtAdmission(BlockManager):
 
 @variant
 class PublishedWhenPlanned(BlockManager):
-    """Prompt blocks are published with the plan that writes them, so that twins of a step share;
-    what was not computed is withdrawn when its table is released."""
+    """Prompt blocks are published with the plan that writes them, and withdrawn if it fails."""
 
     def allocate(self, seq: Sequence, hits: list[int], num_tokens: int) -> None:
         super().allocate(seq, hits, num_tokens)
