@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from nanovllm.conformance.variants import engines, policies
+from nanovllm.conformance.variants import ahead, engines, policies
 from nanovllm.conformance.variants.variant import Variant
 
 __all__ = ["VARIANTS", "Variant"]
 
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
-    {variant.name: variant for module in (policies, engines) for variant in module.VARIANTS}
+    {variant.name: variant for module in (policies, engines, ahead) for variant in module.VARIANTS}
 )
