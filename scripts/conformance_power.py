@@ -79,8 +79,8 @@ def summary(result: dict[str, Any]) -> Iterator[str]:
     stories = [f["own"]["operations"] for f in faults if f["own"] and f["door"] == "core"]
     convicted = sum(f["own"] is not None for f in faults)
     alarms = sum(len(v["alarms"]) for v in variants)
-    yield f"* {convicted} of {len(faults)} planted faults convicted on their own requirement"
     if faults:
+        yield f"* {convicted} of {len(faults)} planted faults convicted on their own requirement"
         yield f"* smallest P over {result['seeds']} seeds: {min(f['p'] for f in faults):.2f}"
     if stories:
         yield f"* operations of a story: median {median(stories):g}, at most {max(stories)}"
@@ -93,22 +93,51 @@ def summary(result: dict[str, Any]) -> Iterator[str]:
         yield f"* reached by {share:.0%} of the seeds: {situation}"
 
 
-def table(result: dict[str, Any]) -> Iterator[str]:
+def fault_table(faults: list[dict[str, Any]]) -> Iterator[str]:
     yield "| requirement | fault | door | P | machine | operations | found by | also convicts |"
     yield "|---|---|---|---|---|---|---|---|"
-    for f in result["faults"]:
+    for f in faults:
         machine = f"{f['machine']:.2f}" if f["door"] == "core" else ""
         operations = f["own"]["operations"] if f["own"] and f["door"] != "unit" else ""
         cells = f"{f['door']} | {f['p']:.2f} | {machine} | {operations}"
         by, others = ", ".join(f["by"]) or "nobody", ", ".join(f["others"])
         yield f"| {f['convicts']} | {f['fault']}: {f['text']} | {cells} | {by} | {others} |"
-    if result["variants"]:
-        yield ""
-        yield "| legal variant | false alarms |"
-        yield "|---|---|"
-    for v in result["variants"]:
+
+
+def variant_table(variants: list[dict[str, Any]]) -> Iterator[str]:
+    yield "| legal engine | false alarms |"
+    yield "|---|---|"
+    for v in variants:
         alarms = ", ".join(sorted({alarm["spec_id"] for alarm in v["alarms"]})) or "none"
         yield f"| {v['name']}: {v['text']} | {alarms} |"
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    parts = options.part or ["faults", "variants", "reach"]
+    how = {"profile": options.profile, "seeds": options.seeds}
+
+    def chosen(part: str, names: Iterable[str]) -> list[str]:
+        return [n for n in names if part in parts and fnmatchcase(n, options.only)]
+
+    with ProcessPoolExecutor(options.jobs) as pool:
+        faults = pool.map(partial(measure_fault, **how), chosen("faults", FAULTS))
+        engines = chosen("variants", ["reference", *VARIANTS])
+        variants = pool.map(partial(measure_variant, **how), engines)
+        return {
+            **how,
+            "faults": list(faults),
+            "variants": list(variants),
+            "reach": measure_reach(**how, spread=pool.map) if "reach" in parts else {},
+        }
+
+
+def page(result: dict[str, Any]) -> str:
+    lines = list(summary(result))
+    if result["faults"]:
+        lines += ["", *fault_table(result["faults"])]
+    if result["variants"]:
+        lines += ["", *variant_table(result["variants"])]
+    return "\n".join([*lines, ""])
 
 
 def main() -> int:
@@ -121,23 +150,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
-    parts = options.part or ["faults", "variants", "reach"]
-    how = {"profile": options.profile, "seeds": options.seeds}
-
-    def chosen(part: str, names: Iterable[str]) -> list[str]:
-        return [n for n in names if part in parts and fnmatchcase(n, options.only)]
-
-    with ProcessPoolExecutor(options.jobs) as pool:
-        faults = pool.map(partial(measure_fault, **how), chosen("faults", FAULTS))
-        engines = chosen("variants", ["reference", *VARIANTS])
-        variants = pool.map(partial(measure_variant, **how), engines)
-        result: dict[str, Any] = {
-            **how,
-            "faults": list(faults),
-            "variants": list(variants),
-            "reach": measure_reach(**how, spread=pool.map) if "reach" in parts else {},
-        }
-    text = "\n".join([*summary(result), "", *table(result), ""])
+    result = measure(options)
+    text = page(result)
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if options.markdown:

@@ -37,6 +37,10 @@ with FAULTS[sys.argv[1]].make():
 """
 
 
+HARNESS = "harness"
+"""Stands for a requirement where the suite itself broke: no conviction, and no acquittal."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A requirement that was violated, in a story of so many operations."""
@@ -69,7 +73,7 @@ def try_fault(fault: Fault, *, profile: str, seed: int, tests: Path) -> Trial:
     """Everything once; `tests` is the folder of the suite's own unit tests.
 
     Raises:
-        RuntimeError: the harness broke, so that nothing is known.
+        RuntimeError: unit tests could not be run.
     """
     if fault.door == "unit":
         return _try_unit_tests(fault, tests)
@@ -105,7 +109,7 @@ def scenario_findings(planting: Planting) -> list[Finding]:
         with planting.make() as door:
             result = run_scenario(scenario, door)
         if result.error:
-            raise RuntimeError(f"{planting.name}: {scenario.name}: {result.error}")
+            found.append(Finding(HARNESS, 0, f"{scenario.name}: {result.error}"))
         if result.violation:
             found.append(_finding(result.violation, len(result.story)))
     return [finding for finding in found if _is_must(finding.spec_id)]
@@ -116,15 +120,13 @@ def machine_findings(
 ) -> list[Finding]:
     """What the corpus and the state machine find at the core door."""
     verdicts = run_core(planting.make, profile=profile, seed=seed, requirements=requirements)
-    for verdict in verdicts:
-        if verdict.outcome is Outcome.ERROR:
-            raise RuntimeError(f"{planting.name}: {verdict.spec_id}: {verdict.message}")
+    errors = {verdict.message for verdict in verdicts if verdict.outcome is Outcome.ERROR}
     return [
         # Its first line is the world.
         Finding(verdict.spec_id, len(verdict.story) - 1, verdict.message)
         for verdict in verdicts
         if verdict.outcome is Outcome.FAIL and _is_must(verdict.spec_id)
-    ]
+    ] + [Finding(HARNESS, 0, error) for error in sorted(errors)]
 
 
 def _finding(violation: Violation, story: int) -> Finding:
@@ -137,7 +139,7 @@ def _musts() -> frozenset[str]:
 
 
 def _is_must(spec_id: str) -> bool:
-    return spec_id in _musts()
+    return spec_id == HARNESS or spec_id in _musts()
 
 
 def _try_unit_tests(fault: Fault, tests: Path) -> Trial:
