@@ -125,10 +125,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         variants = pool.map(partial(measure_variant, **how), engines)
         return {
             **how,
-            "faults": list(faults),
-            "variants": list(variants),
+            "faults": list(told(faults, "fault")),
+            "variants": list(told(variants, "name")),
             "reach": measure_reach(**how, spread=pool.map) if "reach" in parts else {},
         }
+
+
+def told(results: Iterable[dict[str, Any]], name: str) -> Iterator[dict[str, Any]]:
+    for result in results:
+        print(result[name], "done", file=sys.stderr, flush=True)
+        yield result
 
 
 def page(result: dict[str, Any]) -> str:
