@@ -1,11 +1,12 @@
 """Measures what the conformance suite sees: planted faults, false alarms, reach.
 
-    python scripts/conformance_power.py --seeds 100 --json power.json --markdown power.md
+    python scripts/conformance_power.py --jobs 16 --results power.jsonl
+    python scripts/conformance_power.py --jobs 0 --results power.jsonl --write docs/conformance.md
 
-Each planted fault is tried by everything once, and by the state machine with every seed. P is the
-share of seeds whose whole run convicts it on its own requirement: 1 if a scenario does, since these
-always run the same. Legal variants and the reference are tried likewise; what convicts them on a
-must is a false alarm.
+Each planted fault is tried by everything once, and by the state machine with every seed. Legal
+engines are tried likewise; what convicts them of breaking a must is a false alarm. Every finished
+piece of this work is a line of the results, and is not done again; files of several machines can
+be concatenated. `--jobs 0` measures nothing more.
 """
 
 from __future__ import annotations
@@ -13,161 +14,123 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from nanovllm.conformance import power
-from nanovllm.conformance.adapters.reference import ReferenceCore
 from nanovllm.conformance.faults import FAULTS
-from nanovllm.conformance.planting import Planting
+from nanovllm.conformance.power_page import Measured, failures, page, put
 from nanovllm.conformance.runner import PROFILES
 from nanovllm.conformance.variants import VARIANTS
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
-REFERENCE = Planting("reference", "The reference itself.", "core", ReferenceCore, ReferenceCore)
+ENGINES = {"reference": power.REFERENCE, **VARIANTS}
+PARTS = ("faults", "chance", "alarms", "reach", "runtime")
+PROFILE = "ci"
+PIECE = 10
+"""Seeds of one piece of work."""
 
 
-def measure_fault(name: str, profile: str, seeds: int) -> dict[str, Any]:
-    fault = FAULTS[name]
-    trial = power.try_fault(fault, profile=profile, seed=0, tests=TESTS)
-    by_machine = 0
-    if fault.door == "core":
-        found = (
-            power.machine_findings(fault, profile, seed, {fault.convicts}) for seed in range(seeds)
-        )
-        by_machine = sum(map(bool, found))
-    certain = {"scenarios", "unit tests"} & set(trial.by)
-    return {
-        **asdict(trial),
-        "door": fault.door,
-        "text": fault.text,
-        "machine": by_machine / seeds,
-        "p": 1.0 if certain else by_machine / seeds,
-    }
+class Piece(NamedTuple):
+    """Work that is done in one go; `name` of a fault or an engine, seeds from `first` on."""
+
+    part: str
+    name: str
+    first: int
 
 
-def measure_variant(name: str, profile: str, seeds: int) -> dict[str, Any]:
-    planting = VARIANTS.get(name, REFERENCE)
-    alarms = power.scenario_findings(planting)
-    for seed in range(seeds):
-        alarms += power.machine_findings(planting, profile, seed)
-    return {
-        "name": name,
-        "text": planting.text,
-        "examples": seeds * PROFILES[profile].examples,
-        "alarms": [asdict(alarm) for alarm in alarms],
-    }
+def pieces(options: argparse.Namespace) -> Iterator[Piece]:
+    """All that is asked for; what takes longest comes first."""
+    runs = -(-options.examples // PROFILES[PROFILE].examples)
+    faults = sorted(FAULTS.values(), key=lambda fault: fault.door != "engine")
+    drawn = [fault.name for fault in faults if fault.door == "core"]
+    yield Piece("runtime", "reference", 0)
+    yield from (Piece("faults", fault.name, 0) for fault in faults)
+    yield from (Piece("reach", "reference", i) for i in range(0, options.seeds, PIECE))
+    yield from (Piece("chance", f, i) for i in range(0, options.seeds, PIECE) for f in drawn)
+    yield from (Piece("alarms", e, i) for i in range(0, runs, PIECE) for e in ENGINES)
 
 
-def measure_reach(profile: str, seeds: int, spread: Callable[..., Iterable[Any]]) -> dict[str, Any]:
-    counts = list(spread(partial(power.reach, profile), range(seeds)))
-    situations = sorted({name for count in counts for name in count})
-    return {name: sum(bool(count[name]) for count in counts) / seeds for name in situations}
+def do(piece: Piece) -> Any:
+    """The piece's result, as JSON can tell it."""
+    seeds = range(piece.first, piece.first + PIECE)
+    match piece.part:
+        case "faults":
+            trial = power.try_fault(FAULTS[piece.name], profile=PROFILE, seed=0, tests=TESTS)
+            return asdict(trial)
+        case "chance":
+            return [power.is_drawn(FAULTS[piece.name], PROFILE, seed) for seed in seeds]
+        case "alarms":
+            return _alarms(piece.name, seeds)
+        case "reach":
+            return [power.reach(PROFILE, seed) for seed in seeds]
+        case _:
+            return power.seconds_of_the_core_door(PROFILE)
 
 
-# ---- the table -----------------------------------------------------------------------------------
+def _alarms(name: str, seeds: range) -> list[dict[str, Any]]:
+    engine = ENGINES[name]
+    found = power.scenario_findings(engine) if seeds.start == 0 else []
+    for seed in seeds:
+        found += power.machine_findings(engine, PROFILE, seed)
+    return [asdict(finding) for finding in found]
 
 
-def summary(result: dict[str, Any]) -> Iterator[str]:
-    faults, variants = result["faults"], result["variants"]
-    stories = [f["own"]["operations"] for f in faults if f["own"] and f["door"] == "core"]
-    convicted = sum(f["own"] is not None for f in faults)
-    alarms = sum(len(v["alarms"]) for v in variants)
-    if faults:
-        yield f"* {convicted} of {len(faults)} planted faults convicted on their own requirement"
-        yield f"* smallest P over {result['seeds']} seeds: {min(f['p'] for f in faults):.2f}"
-    if stories:
-        yield f"* operations of a story: median {median(stories):g}, at most {max(stories)}"
-        slowest = max(f["seconds"] for f in faults if f["door"] == "core")
-        yield f"* seconds to a conviction at the core door: at most {slowest:.1f}"
-    if variants:
-        examples = variants[0]["examples"]
-        yield f"* {alarms} false alarms, {len(variants)} legal engines of {examples} examples each"
-    for situation, share in result["reach"].items():
-        yield f"* reached by {share:.0%} of the seeds: {situation}"
+def measure(options: argparse.Namespace, done: Measured) -> None:
+    """Do what is not done yet, and write down each piece when it is."""
+    wanted = [
+        piece
+        for piece in pieces(options)
+        if piece not in done
+        and piece.part in (options.part or PARTS)
+        and fnmatchcase(piece.name, options.only)
+    ]
+    with (
+        options.results.open("a", encoding="utf-8") as file,
+        ProcessPoolExecutor(options.jobs) as pool,
+    ):
+        running = {pool.submit(do, piece): piece for piece in wanted}
+        for i, future in enumerate(as_completed(running), 1):
+            piece = running[future]
+            done[piece] = result = future.result()
+            file.write(json.dumps([*piece, result]) + "\n")
+            file.flush()
+            print(f"{i} of {len(wanted)}:", *piece, file=sys.stderr, flush=True)
 
 
-def fault_table(faults: list[dict[str, Any]]) -> Iterator[str]:
-    yield "| requirement | fault | door | P | machine | operations | found by | also convicts |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for f in faults:
-        machine = f"{f['machine']:.2f}" if f["door"] == "core" else ""
-        operations = f["own"]["operations"] if f["own"] and f["door"] != "unit" else ""
-        cells = f"{f['door']} | {f['p']:.2f} | {machine} | {operations}"
-        by, others = ", ".join(f["by"]) or "nobody", ", ".join(f["others"])
-        yield f"| {f['convicts']} | {f['fault']}: {f['text']} | {cells} | {by} | {others} |"
-
-
-def variant_table(variants: list[dict[str, Any]]) -> Iterator[str]:
-    yield "| legal engine | false alarms |"
-    yield "|---|---|"
-    for v in variants:
-        alarms = ", ".join(sorted({alarm["spec_id"] for alarm in v["alarms"]})) or "none"
-        yield f"| {v['name']}: {v['text']} | {alarms} |"
-
-
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    parts = options.part or ["faults", "variants", "reach"]
-    how = {"profile": options.profile, "seeds": options.seeds}
-
-    def chosen(part: str, names: Iterable[str]) -> list[str]:
-        return [n for n in names if part in parts and fnmatchcase(n, options.only)]
-
-    with ProcessPoolExecutor(options.jobs) as pool:
-        faults = pool.map(partial(measure_fault, **how), chosen("faults", FAULTS))
-        engines = chosen("variants", ["reference", *VARIANTS])
-        variants = pool.map(partial(measure_variant, **how), engines)
-        return {
-            **how,
-            "faults": list(told(faults, "fault")),
-            "variants": list(told(variants, "name")),
-            "reach": measure_reach(**how, spread=pool.map) if "reach" in parts else {},
-        }
-
-
-def told(results: Iterable[dict[str, Any]], name: str) -> Iterator[dict[str, Any]]:
-    for result in results:
-        print(result[name], "done", file=sys.stderr, flush=True)
-        yield result
-
-
-def page(result: dict[str, Any]) -> str:
-    lines = list(summary(result))
-    if result["faults"]:
-        lines += ["", *fault_table(result["faults"])]
-    if result["variants"]:
-        lines += ["", *variant_table(result["variants"])]
-    return "\n".join([*lines, ""])
+def read(results: Path) -> Measured:
+    """What was measured before."""
+    if not results.exists():
+        return {}
+    lines = map(json.loads, results.read_text(encoding="utf-8").splitlines())
+    return {Piece(*piece): result for *piece, result in lines}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--profile", default="ci", choices=sorted(PROFILES))
-    parser.add_argument("--seeds", type=int, default=100)
-    parser.add_argument("--only", default="*", help="pattern of names of faults and variants")
-    parser.add_argument("--part", action="append", choices=("faults", "variants", "reach"))
+    parser.add_argument("--seeds", type=int, default=100, help="of each fault, and of reach")
+    parser.add_argument("--examples", type=int, default=100_000, help="of each legal engine")
+    parser.add_argument("--only", default="*", help="pattern of names of faults and engines")
+    parser.add_argument("--part", action="append", choices=PARTS)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--results", type=Path, required=True, help="JSON lines, continued")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page")
     options = parser.parse_args()
-    result = measure(options)
-    text = page(result)
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    if options.markdown:
-        options.markdown.write_text(text, encoding="utf-8")
-    print(text)
-    missed = [f["fault"] for f in result["faults"] if f["p"] < 0.99]
-    alarmed = [v["name"] for v in result["variants"] if v["alarms"]]
-    for name in (*missed, *alarmed):
-        print(name, "is missed" if name in missed else "is convicted", file=sys.stderr)
-    return 1 if missed or alarmed else 0
+    done = read(options.results)
+    if options.jobs:
+        measure(options, done)
+    text = page(done)
+    if options.write:
+        put(options.write, text)
+    else:
+        print(text)
+    wrong = failures(done)
+    print(*wrong, sep="\n", file=sys.stderr)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

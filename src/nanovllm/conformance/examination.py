@@ -17,7 +17,7 @@ from nanovllm.conformance.verdicts import Violation
 Failure = tuple[Session, Violation]
 
 ENOUGH = 4
-"""Sightings of a failure after which examples that only show it again are not worth their time."""
+"""Sightings of a failure among which the shortest story is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class Examination:
         failures.append((session, violation))
         failures.sort(key=lambda failure: len(failure[0].operations))
 
-    def is_settled(self, spec_ids: Collection[str]) -> bool:
-        """Whether each of these has failed often enough to choose a story from."""
-        return all(len(self.sightings.get(spec_id, ())) >= ENOUGH for spec_id in spec_ids)
+    def is_settled(self, spec_ids: Collection[str], enough: int) -> bool:
+        """Whether each of these has failed so often."""
+        return all(len(self.sightings.get(spec_id, ())) >= enough for spec_id in spec_ids)
 
 
 def examine(
@@ -67,10 +67,14 @@ def examine(
     hello: Hello,
     examples: Sequence[Example],
     select: Collection[str] | None = None,
+    *,
+    enough: int = ENOUGH,
 ) -> Examination:
     """Live through the examples; then again without the checks that failed, until none does.
 
     An example ends with its first violation, so that one which fails often would hide others.
+    When all that is left has failed `enough` times, there is a story to choose, and examples that
+    only show it again are not worth their time.
     """
     result = Examination()
     remaining = {c.spec_id for c in CHECKS if select is None or c.spec_id in select}
@@ -84,7 +88,7 @@ def examine(
                 result.errors.update(dict.fromkeys(remaining, result.broken))
                 return result
             result.events.update(name for name, times in session.book.events.items() if times)
-            if result.is_settled(remaining):
+            if result.is_settled(remaining, enough):
                 break
         result.counts.update(panel.evaluations.counts)
         result.errors.update(panel.errors)

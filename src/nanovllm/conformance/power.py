@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from nanovllm.conformance.faults import FAULTS, Fault
 from nanovllm.conformance.planting import Planting
 from nanovllm.conformance.registry import load_registry
 from nanovllm.conformance.runner import PROFILES, drawn, run_core
-from nanovllm.conformance.scenarios import SCENARIOS, run_scenario
+from nanovllm.conformance.scenarios import SCENARIOS, Scenario, run_scenario
 from nanovllm.conformance.spec_lint import namings_in
 from nanovllm.conformance.transport import local_door
 from nanovllm.conformance.verdicts import Outcome, Violation
@@ -29,13 +29,14 @@ DOORS: Mapping[str, tuple[str, ...]] = {
 }
 """Doors at which a planting of this door is to be looked at."""
 
+REFERENCE = Planting("reference", "The reference itself.", "core", ReferenceCore, ReferenceCore)
+
 _UNDER_A_FAULT = """
 import sys, pytest
 from nanovllm.conformance.faults import FAULTS
 with FAULTS[sys.argv[1]].make():
     sys.exit(pytest.main(sys.argv[2:]))
 """
-
 
 HARNESS = "harness"
 """Stands for a requirement where the suite itself broke: no conviction, and no acquittal."""
@@ -58,7 +59,7 @@ class Trial:
         own: the shortest story that convicts it on its own requirement, if any does.
         others: requirements that convict it too.
         by: which parts convict it on its own: `scenarios`, `machine`, `unit tests`.
-        seconds: until the state machine, looking for nothing else, has convicted it.
+        seconds: of processor time for a run that looks for its own requirement alone.
     """
 
     fault: str
@@ -77,35 +78,42 @@ def try_fault(fault: Fault, *, profile: str, seed: int, tests: Path) -> Trial:
     """
     if fault.door == "unit":
         return _try_unit_tests(fault, tests)
-    found = {"scenarios": scenario_findings(fault)}
-    begin = time.perf_counter()
-    if fault.door == "core":
-        found["machine"] = machine_findings(fault, profile, seed, {fault.convicts})
-    seconds = time.perf_counter() - begin
-    if fault.door == "core":
-        found["machine"] += machine_findings(fault, profile, seed)
-    own = {
-        part: min((f for f in fs if f.spec_id == fault.convicts), key=lambda f: f.operations)
-        for part, fs in found.items()
-        if any(f.spec_id == fault.convicts for f in fs)
+    begin = time.process_time()
+    own = _findings(fault, profile, seed, {fault.convicts})
+    seconds = time.process_time() - begin
+    everything = _findings(fault, profile, seed)
+    convictions = {
+        part: [f for f in (*own[part], *everything[part]) if f.spec_id == fault.convicts]
+        for part in own
     }
-    others = {f.spec_id for fs in found.values() for f in fs} - {fault.convicts}
+    every = (finding for findings in convictions.values() for finding in findings)
+    others = {f.spec_id for findings in everything.values() for f in findings} - {fault.convicts}
     return Trial(
         fault.name,
         fault.convicts,
-        min(own.values(), key=lambda f: f.operations, default=None),
+        min(every, key=lambda finding: finding.operations, default=None),
         tuple(sorted(others)),
-        tuple(own),
+        tuple(part for part, findings in convictions.items() if findings),
         seconds,
     )
 
 
-def scenario_findings(planting: Planting) -> list[Finding]:
+def _findings(
+    planting: Planting, profile: str, seed: int, requirements: Collection[str] | None = None
+) -> dict[str, list[Finding]]:
+    """By part; as a run that is asked for these requirements, all if None."""
+    found = {"scenarios": scenario_findings(planting, requirements)}
+    if planting.door == "core":
+        found["machine"] = machine_findings(planting, profile, seed, requirements)
+    return found
+
+
+def scenario_findings(
+    planting: Planting, requirements: Collection[str] | None = None
+) -> list[Finding]:
     """Scenarios always run the same; a deviation from a `should` is not found here."""
     found = []
-    for scenario in SCENARIOS:
-        if scenario.door not in DOORS[planting.door] or scenario.level != "must":
-            continue
+    for scenario in _scenarios(planting.door, requirements):
         with planting.make() as door:
             result = run_scenario(scenario, door)
         if result.error:
@@ -113,6 +121,13 @@ def scenario_findings(planting: Planting) -> list[Finding]:
         if result.violation:
             found.append(_finding(result.violation, len(result.story)))
     return [finding for finding in found if _is_must(finding.spec_id)]
+
+
+def _scenarios(door: str, requirements: Collection[str] | None) -> Iterable[Scenario]:
+    for scenario in SCENARIOS:
+        wanted = requirements is None or not set(requirements).isdisjoint(scenario.spec_ids)
+        if wanted and scenario.door in DOORS[door] and scenario.level == "must":
+            yield scenario
 
 
 def machine_findings(
@@ -127,6 +142,18 @@ def machine_findings(
         for verdict in verdicts
         if verdict.outcome is Outcome.FAIL and _is_must(verdict.spec_id)
     ] + [Finding(HARNESS, 0, error) for error in sorted(errors)]
+
+
+def is_drawn(fault: Fault, profile: str, seed: int) -> bool:
+    """Whether one of the examples that the state machine draws convicts a fault on its own.
+
+    Checks do not hear of each other, so that one requirement alone is judged as in a whole run;
+    and one conviction is enough. Corpus and scenarios are left out: they are the same every time.
+    """
+    with fault.make() as door:
+        hello = door.hello()
+        examples = [drawn(hello, seed, i, {}) for i in range(PROFILES[profile].examples)]
+        return fault.convicts in examine(door, hello, examples, {fault.convicts}, enough=1).failures
 
 
 def _finding(violation: Violation, story: int) -> Finding:
@@ -169,6 +196,13 @@ def reach(profile: str, seed: int) -> Counter[str]:
         drawn(hello, seed, i, {}) for i in range(PROFILES[profile].examples)
     ]
     return examine(door, hello, examples).events
+
+
+def seconds_of_the_core_door(profile: str) -> float:
+    """Of processor time, for all that judges the reference at the core door."""
+    begin = time.process_time()
+    _findings(REFERENCE, profile, 0)
+    return time.process_time() - begin
 
 
 def without_fault() -> dict[str, str]:
