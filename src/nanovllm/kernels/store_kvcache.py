@@ -1,6 +1,13 @@
 """Scatter new keys and values into their slots of the paged cache (KV-1, KV-2)."""
 
+from __future__ import annotations
+
 import torch
+
+from nanovllm.kernels._triton import cdiv, jit, next_power_of_2, tl
+
+_HEADS = 8
+"""Heads of a token that one program copies."""
 
 
 def store_kvcache_reference(
@@ -22,3 +29,70 @@ def store_kvcache_reference(
     slots = slot_mapping[rows]
     k_cache.view(-1, *k_cache.shape[2:])[slots] = key[rows].to(k_cache.dtype)
     v_cache.view(-1, *v_cache.shape[2:])[slots] = value[rows].to(v_cache.dtype)
+
+
+def store_kvcache(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """`store_kvcache_reference` by Triton.
+
+    Here `key` and `value` may have any stride between tokens, the caches (with equal strides) any
+    between blocks and slots; heads and their dimensions are contiguous.
+    """
+    assert k_cache.stride() == v_cache.stride(), (k_cache.stride(), v_cache.stride())
+    block_size, kv_heads, dim = k_cache.shape[1:]
+    _store_kvcache_kernel[(len(slot_mapping), cdiv(kv_heads, _HEADS))](
+        key,
+        value,
+        k_cache,
+        v_cache,
+        slot_mapping,
+        key.stride(0),
+        value.stride(0),
+        *k_cache.stride()[:2],
+        NUM_KV_HEADS=kv_heads,
+        HEAD_DIM=dim,
+        BLOCK_SIZE=block_size,
+        BLOCK_H=_HEADS,
+        BLOCK_D=next_power_of_2(dim),
+        num_warps=2,
+    )
+
+
+@jit
+def _store_kvcache_kernel(
+    key,
+    value,
+    k_cache,
+    v_cache,
+    slot_mapping,
+    key_stride,
+    value_stride,
+    block_stride,
+    slot_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slot_mapping + token)
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
+    column = tl.arange(0, BLOCK_D)[None, :]
+    num_stored = tl.where(slot < 0, 0, NUM_KV_HEADS)
+    inside = (head < num_stored) & (column < HEAD_DIM)
+    offset = head * HEAD_DIM + column
+    where = slot_offset(slot, block_stride, slot_stride, BLOCK_SIZE) + offset
+    tl.store(k_cache + where, tl.load(key + token * key_stride + offset, inside), inside)
+    tl.store(v_cache + where, tl.load(value + token * value_stride + offset, inside), inside)
+
+
+@jit
+def slot_offset(slot, block_stride, slot_stride, BLOCK_SIZE: tl.constexpr):
+    """Elements before int64 `slot` of the cache; 64 bits, as caches outgrow 32 (KV-6)."""
+    return slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * slot_stride

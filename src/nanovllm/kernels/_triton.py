@@ -1,0 +1,44 @@
+"""Triton, if it is there.
+
+A kernel stands beside its torch reference, and the torch backend needs the references also where
+Triton is not installed. There the kernels' files can still be imported, and a kernel says what it
+misses when it is launched.
+"""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = tl = None
+
+__all__ = ["cdiv", "jit", "next_power_of_2", "tl"]
+
+
+class _Absent:
+    """Stands for a kernel on a machine without Triton."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getitem__(self, grid: tuple[int, ...]) -> NoReturn:
+        raise ImportError(
+            f"{self.name} needs Triton: install nanovllm[cuda], or choose the backend 'torch'"
+        )
+
+
+def jit(kernel: Callable[..., Any]) -> Any:
+    """`triton.jit`, which interprets the kernel under `TRITON_INTERPRET=1`."""
+    return _Absent(kernel.__name__) if triton is None else triton.jit(kernel)
+
+
+def cdiv(a: int, b: int) -> int:
+    """`ceil(a / b)`."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is at least n >= 1: the lengths that a tile can have."""
+    return 1 << (n - 1).bit_length()
