@@ -3,11 +3,13 @@
 import torch
 import torch.nn.functional as F
 
+from nanovllm.layers.torch_attention import HeadsContext
 
-class DenseContext:
+
+class DenseContext(HeadsContext):
     """A `ForwardContext` whose step is all tokens of one sequence; it keeps nothing."""
 
-    def attend(
+    def attend_heads(
         self, layer_id: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Causal attention; q [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim]."""

@@ -98,17 +98,20 @@ class Config:
         max_num_seqs: sequences that run at once.
         max_model_len: prompt and output tokens of a request; None is the model's own limit.
         kvcache_block_size: token slots per KV block. None takes the attention backend's choice, 16
-            for `torch`: a request wastes at most 15 slots and prefixes are shared in steps of 16
-            tokens, while tables stay short (CFG-3).
+            for `torch` and `triton`: a request wastes at most 15 slots and prefixes are shared in
+            steps of 16 tokens, while tables stay short (CFG-3); 256 for `flash_attn`, its minimum.
         num_kvcache_blocks: blocks of the pool; None sizes it from the memory budget.
-        kvcache_memory_gb: budget of the pool, in GiB, if `num_kvcache_blocks` is None.
-        gpu_memory_utilization: this engine's share of a GPU's memory, in (0, 1]. Without effect
-            yet: the pool is sized by the two options above on every device.
+        kvcache_memory_gb: budget of the pool, in GiB, if `num_kvcache_blocks` is None. None is 1
+            GiB on a CPU, and on a GPU what `gpu_memory_utilization` leaves.
+        gpu_memory_utilization: this engine's share of a GPU's memory, in (0, 1]: weights, the
+            largest step, CUDA graphs and the pool, together (MEM-1).
         enable_prefix_caching: share the KV of equal prefixes between requests.
         scheduling_policy, max_consecutive_prefills: see `SchedulerConfig`.
         tensor_parallel_size: ranks that share each layer.
+        attention_backend: `torch` runs everywhere; `triton` and `flash_attn` need CUDA. `auto` is
+            `triton` on CUDA and `torch` elsewhere.
         enforce_eager: never use CUDA graphs.
-        device: `auto`, `cpu` or `cuda`.
+        device: `auto` (CUDA if there is one), `cpu` or `cuda`.
         dtype: `auto` is float32 on a CPU and the checkpoint's own elsewhere.
         skip_tokenizer: token ids in, token ids out; for checkpoints without a tokenizer.
         seed: of the requests that bring none; None draws it from the system.
@@ -121,12 +124,13 @@ class Config:
     max_model_len: int | None = None
     kvcache_block_size: int | None = None
     num_kvcache_blocks: int | None = None
-    kvcache_memory_gb: float = 1.0
+    kvcache_memory_gb: float | None = None
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
     scheduling_policy: Policy = "prefill_first"
     max_consecutive_prefills: int = 8
     tensor_parallel_size: int = 1
+    attention_backend: Literal["auto", "torch", "triton", "flash_attn"] = "auto"
     enforce_eager: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -146,7 +150,8 @@ class Config:
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
         _check_share("gpu_memory_utilization", self.gpu_memory_utilization, 1)
-        _check_share("kvcache_memory_gb", self.kvcache_memory_gb, sys.float_info.max)
+        if self.kvcache_memory_gb is not None:
+            _check_share("kvcache_memory_gb", self.kvcache_memory_gb, sys.float_info.max)
         for name in ("enable_prefix_caching", "enforce_eager", "skip_tokenizer"):
             _check_bool(name, getattr(self, name))
         _check_seed(self.seed)
@@ -156,6 +161,9 @@ class Config:
                 f"max_num_seqs={self.max_num_seqs}: a decode step could not serve every sequence"
             )
         _check_choice("scheduling_policy", self.scheduling_policy, get_args(Policy))
+        _check_choice(
+            "attention_backend", self.attention_backend, ("auto", "torch", "triton", "flash_attn")
+        )
         _check_choice("device", self.device, ("auto", "cpu", "cuda"))
         _check_choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
 

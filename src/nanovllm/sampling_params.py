@@ -130,6 +130,13 @@ class SamplingParams:
             self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty
         )
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a temperature is all there is: drawn by one kernel, nothing reported."""
+        filtered = self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+        reported = self.logprobs is not None
+        return not (filtered or reported or self.has_penalties or self.min_tokens)
+
     def end_token_ids(self, eos_token_ids: Iterable[int]) -> frozenset[int]:
         """Ids that end this request: the stop ids, and the model's eos ids unless ignored."""
         return frozenset(self.stop_token_ids).union(() if self.ignore_eos else eos_token_ids)

@@ -5,7 +5,7 @@ import torch
 
 from nanovllm.kernels.paged_attention import attend_row
 from nanovllm.kernels.store_kvcache import store_kvcache_reference
-from nanovllm.layers.attention import Attention
+from nanovllm.layers.backend import AttentionInput
 from nanovllm.layers.torch_attention import TorchContext
 
 HEAD_DIM = 8
@@ -46,13 +46,17 @@ def context_of(
     tables = [request.table + [-1] * (width - len(request.table)) for request in requests]
     slots = [s for r, (a, b) in zip(requests, rows, strict=True) for s in r.slots(a, b, block_size)]
     counts = torch.tensor([b - a for a, b in rows])
-    return TorchContext(
-        cache,
+    lengths = torch.tensor([b for _, b in rows], dtype=torch.int32)
+    inputs = AttentionInput(
         slot_mapping=torch.tensor(slots),
         block_tables=torch.tensor(tables, dtype=torch.int32),
-        context_lens=torch.tensor([b for _, b in rows], dtype=torch.int32),
+        table_rows=torch.arange(len(rows), dtype=torch.int32),
+        context_lens=lengths,
         cu_seqlens_q=torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)]).int(),
+        max_query_len=int(counts.max()),
+        max_context_len=int(lengths.max()),
     )
+    return TorchContext(cache, inputs)
 
 
 @pytest.mark.spec("KV-1", "KV-3", "KV-4", "KV-5")
@@ -67,7 +71,6 @@ def test_paged_is_dense_under_any_placement_and_chunking(block_size: int, kv_hea
         Request(n, kv_heads, [free.pop() for _ in range(-(-n // block_size))]) for n in lengths
     ]
     done = [0] * len(requests)
-    layer = Attention(4, HEAD_DIM, HEAD_DIM**-0.5, kv_heads, layer_id=1)
     while any(d < len(r.k) for d, r in zip(done, requests, strict=True)):
         picked = [i for i, r in enumerate(requests) if done[i] < len(r.k)]
         rows = []
@@ -78,7 +81,7 @@ def test_paged_is_dense_under_any_placement_and_chunking(block_size: int, kv_hea
         k = torch.cat([r.k[a:b] for r, (a, b) in zip(step, rows, strict=True)])
         v = torch.cat([r.v[a:b] for r, (a, b) in zip(step, rows, strict=True)])
         q = torch.randn(len(k), 4, HEAD_DIM)
-        out = layer(q, k, v, context_of(cache, step, rows)).view_as(q)
+        out = context_of(cache, step, rows).attend_heads(1, q, k, v, HEAD_DIM**-0.5)
         offset = 0
         for i, r, (a, b) in zip(picked, step, rows, strict=True):
             here = slice(offset, offset + b - a)
@@ -147,7 +150,7 @@ def test_inputs_are_left_alone() -> None:
     request = Request(6, 2, [0, 3])
     q, k, v = torch.randn(6, 4, HEAD_DIM), request.k.clone(), request.v.clone()
     before = q.clone()
-    context_of(cache, [request], [(0, 6)]).attend(0, q, k, v, 1.0)
+    context_of(cache, [request], [(0, 6)]).attend_heads(0, q, k, v, 1.0)
     assert torch.equal(q, before)
     assert torch.equal(k, request.k)
     assert torch.equal(v, request.v)

@@ -91,7 +91,7 @@ def describe(llm: LLM) -> dict[str, dict[str, Any]]:
         "engine": {
             "device": str(runner.device),
             "dtype": str(runner.dtype).removeprefix("torch."),
-            "attention_backend": "torch",
+            "attention_backend": runner.backend.name,
             "max_model_len": runner.max_model_len,
             "max_num_seqs": config.max_num_seqs,
             "max_num_batched_tokens": config.max_num_batched_tokens,

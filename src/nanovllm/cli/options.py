@@ -159,6 +159,9 @@ class EngineOptions:
         int, _engine("Such steps in a row while decodes wait (prefill_first).")
     ] = 8
     tensor_parallel_size: Annotated[int, _engine("GPUs that share each layer.")] = 1
+    attention_backend: Annotated[
+        str, _engine("auto, torch, triton or flash_attn; auto is triton on CUDA.", "--backend")
+    ] = "auto"
     enforce_eager: Annotated[bool, _engine("Never use CUDA graphs.", "--enforce-eager")] = False
     skip_tokenizer: Annotated[
         bool, _engine("Token ids in, token ids out (needs --input).", "--skip-tokenizer")
@@ -174,8 +177,12 @@ class EngineOptions:
         int | None, _cache("Blocks of the cache; none: as memory allows.", "--num-blocks")
     ] = None
     kvcache_memory_gb: Annotated[
-        float, _cache("Memory of the cache on a CPU, in GiB.", "--kv-memory-gb")
-    ] = 1.0
+        float | None,
+        _cache(
+            "Memory of the cache, in GiB; none: 1 on a CPU, what the next option leaves on a GPU.",
+            "--kv-memory-gb",
+        ),
+    ] = None
     gpu_memory_utilization: Annotated[
         float, _cache("Share of a GPU's memory that this engine may use.")
     ] = 0.9

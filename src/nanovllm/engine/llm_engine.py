@@ -12,8 +12,9 @@ from typing import Any, Self
 
 from nanovllm.config import Config, SchedulerConfig
 from nanovllm.engine.detokenizer import Detokenizer
-from nanovllm.engine.model_runner import ModelRunner, StepResult
+from nanovllm.engine.model_runner import StepResult
 from nanovllm.engine.request import Request, Sample
+from nanovllm.engine.runners import make_runner
 from nanovllm.engine.scheduler import Scheduler
 from nanovllm.engine.sequence import Sequence
 from nanovllm.engine.step import ScheduledStep
@@ -55,7 +56,7 @@ class LLMEngine:
                 )
         self.config = config
         self.model_config = model_config
-        self.model_runner = ModelRunner(config, model_config)
+        self.model_runner = make_runner(config, model_config)
         self.scheduler = self._make_scheduler()
         self._live: dict[int, Request] = {}  # by seq_id, one entry a sample
         self._finished: dict[int, Request] = {}  # by request_id, not handed over yet
@@ -187,6 +188,7 @@ class LLMEngine:
             # An interrupt at the wrong moment left it behind.
             self._fail(self.scheduler.in_flight, "interrupted")
         step = self.scheduler.schedule()
+        self.model_runner.forget(step.preempted)
         if not step.rows:
             return step
         try:
@@ -247,6 +249,8 @@ class LLMEngine:
 
     def close(self) -> None:
         """Give up the model and the KV cache; twice is harmless."""
+        if not self._closed:
+            self.model_runner.close()
         self._closed = True
         for name in ("model_runner", "scheduler"):
             self.__dict__.pop(name, None)

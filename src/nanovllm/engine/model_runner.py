@@ -1,18 +1,27 @@
-"""Runs a scheduled step on the model: weights, KV cache, arrays to tensors, logits to tokens."""
+"""Runs a scheduled step on the model: weights, KV cache, arrays to tensors, logits to tokens.
+
+This is the plain runner, which does a step from end to end and knows no kernel of any device.
+`cuda_runner.CudaModelRunner` is the fast one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import prod
+from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from nanovllm.config import Config
 from nanovllm.engine.model_input import ModelInput, prepare_model_input
 from nanovllm.engine.sequence import Sequence
 from nanovllm.engine.step import ScheduledStep
+from nanovllm.layers.backend import AttentionInput, Backend
 from nanovllm.layers.parallel import TensorParallel
 from nanovllm.layers.sampler import RowSampling, Sampler, SamplerOutput, SamplingInput
-from nanovllm.layers.torch_attention import TorchContext
 from nanovllm.models.model_config import ModelConfig
 from nanovllm.models.qwen3 import Qwen3ForCausalLM
 from nanovllm.models.registry import MODEL_CLASSES
@@ -20,7 +29,8 @@ from nanovllm.utils.loader import load_model
 
 TokenLogprob = tuple[int, float]
 
-DEFAULT_BLOCK_SIZE = 16
+DEFAULT_KVCACHE_GB = 1.0
+"""Of a runner that does not measure the memory of its device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +42,54 @@ class StepResult:
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
 
 
+class PendingStep(Protocol):
+    """A step that was launched."""
+
+    def result(self) -> StepResult:
+        """Wait for its tokens. Raises what the device reports."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DoneStep:
+    """A step that was over as soon as it was launched."""
+
+    outcome: StepResult
+
+    def result(self) -> StepResult:
+        return self.outcome
+
+
 class ModelRunner:
     """One rank's model and KV cache. It never looks at queues.
 
     Args:
         config: the engine's options.
         model_config: of the checkpoint at `config.model`.
+        backend: runs attention and what surrounds it.
+        device: where.
         tp: which rank this is.
 
-    Raises ValueError if the memory budget holds no block (MEM-2), or the device is not to be had.
+    Raises ValueError if the memory budget holds no block (MEM-2), or for what the backend cannot
+    take (CFG-2).
     """
 
     def __init__(
-        self, config: Config, model_config: ModelConfig, tp: TensorParallel | None = None
+        self,
+        config: Config,
+        model_config: ModelConfig,
+        backend: Backend,
+        device: torch.device,
+        tp: TensorParallel | None = None,
     ) -> None:
         self.config = config
         self.model_config = model_config
+        self.backend = backend
+        self.device = device
         self.tp = tp or TensorParallel()
-        self.device = _resolve_device(config.device)
         self.dtype = _resolve_dtype(config.dtype, model_config.dtype, self.device)
-        self.block_size = config.kvcache_block_size or DEFAULT_BLOCK_SIZE
+        self.block_size = config.kvcache_block_size or backend.default_block_size
+        backend.check(device, self.dtype, self.block_size, model_config.head_dim)
         self.max_model_len = min(
             config.max_model_len or model_config.max_position_embeddings,
             model_config.max_position_embeddings,
@@ -59,21 +97,21 @@ class ModelRunner:
         self.model = self._load_model()
         self.sampler = Sampler()
         self.num_blocks = config.num_kvcache_blocks or self._num_blocks_in_budget()
-        # Not zeroed: no slot is read before it is written (KV-3), and unused pages cost nothing.
-        self.kv_cache = torch.empty(self._kv_cache_shape(), dtype=self.dtype, device=self.device)
+        self.kv_cache = self._new_kv_cache(self.num_blocks)
 
     def _load_model(self) -> Qwen3ForCausalLM:
         previous = torch.get_default_dtype()
         torch.set_default_dtype(self.dtype)
         try:
             with torch.device(self.device):
-                model = MODEL_CLASSES[self.model_config.architecture](self.model_config, self.tp)
+                model_class = MODEL_CLASSES[self.model_config.architecture]
+                model = model_class(self.model_config, self.tp, self.backend.ops)
         finally:
             torch.set_default_dtype(previous)
         load_model(model, self.config.model)
         return model.eval()
 
-    def _kv_cache_shape(self) -> tuple[int, ...]:
+    def _kv_cache_shape(self, num_blocks: int) -> tuple[int, ...]:
         """[K and V, layers, blocks, block_size, this rank's KV heads, head_dim]."""
         num_kv_heads, _ = self.tp.divide_or_replicate(
             self.model_config.num_key_value_heads, "num_key_value_heads"
@@ -81,30 +119,48 @@ class ModelRunner:
         return (
             2,
             self.model_config.num_hidden_layers,
-            self.num_blocks,
+            num_blocks,
             self.block_size,
             num_kv_heads,
             self.model_config.head_dim,
         )
 
+    def _new_kv_cache(self, num_blocks: int) -> torch.Tensor:
+        # Not zeroed: no slot is read before it is written (KV-3), and unused pages cost nothing.
+        shape = self._kv_cache_shape(num_blocks)
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
     @property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers, K and V, on this rank."""
-        kv, layers, _, block_size, heads, head_dim = self._kv_cache_shape()
-        return kv * layers * block_size * heads * head_dim * self.dtype.itemsize
+        return prod(self._kv_cache_shape(1)) * self.dtype.itemsize
 
     def _num_blocks_in_budget(self) -> int:
         """What the budget holds, and no more than all sequences at full length could use."""
-        self.num_blocks = 1
-        budget = int(self.config.kvcache_memory_gb * 2**30)
+        budget, origin = self._kv_budget()
         affordable = budget // self.block_bytes
         if affordable < 1:
             raise ValueError(
-                f"kvcache_memory_gb={self.config.kvcache_memory_gb} is {budget} bytes; "
+                f"{origin} is {budget} bytes; "
                 f"one KV block of {self.block_size} tokens needs {self.block_bytes}"
             )
-        usable = self.config.max_num_seqs * -(-self.max_model_len // self.block_size)
-        return min(affordable, usable)
+        return min(affordable, self.config.max_num_seqs * self.max_blocks_per_seq)
+
+    def _kv_budget(self) -> tuple[int, str]:
+        """Bytes for the KV cache, and what they come from."""
+        gigabytes = self.config.kvcache_memory_gb or DEFAULT_KVCACHE_GB
+        return int(gigabytes * 2**30), f"kvcache_memory_gb={gigabytes}"
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        return -(-self.max_model_len // self.block_size)
+
+    def launch(self, step: ScheduledStep) -> PendingStep:
+        """Start a step with at least one row; its tokens come later."""
+        return DoneStep(self.run(step))
+
+    def forget(self, seqs: Iterable[Sequence]) -> None:
+        """These were preempted: what is remembered of their blocks is void."""
 
     @torch.inference_mode()
     def run(self, step: ScheduledStep) -> StepResult:
@@ -114,24 +170,34 @@ class ModelRunner:
         if not sampled:
             return StepResult()
         rows = [sampling_row(seq, self.model_config.eos_token_ids) for seq in sampled]
-        return _by_sequence(sampled, self.sampler(logits, SamplingInput.from_rows(rows)))
+        return by_sequence(sampled, self.sampler(logits, SamplingInput.from_rows(rows)))
 
     @torch.inference_mode()
     def compute_logits(self, inputs: ModelInput) -> torch.Tensor:
         """Logits [S, vocab_size] of the rows that sample; the KV of all T tokens is stored."""
-
-        def to_device(array: object) -> torch.Tensor:
-            return torch.as_tensor(array, device=self.device)
-
-        context = TorchContext(
+        to_device = self._to_device
+        num_rows, counts = len(inputs.context_lens), np.diff(inputs.cu_seqlens_q)
+        context = self.backend.context(
             self.kv_cache,
-            slot_mapping=to_device(inputs.slot_mapping),
-            block_tables=to_device(inputs.block_tables),
-            context_lens=to_device(inputs.context_lens),
-            cu_seqlens_q=to_device(inputs.cu_seqlens_q),
+            AttentionInput(
+                slot_mapping=to_device(inputs.slot_mapping),
+                block_tables=to_device(inputs.block_tables),
+                table_rows=torch.arange(num_rows, dtype=torch.int32, device=self.device),
+                context_lens=to_device(inputs.context_lens),
+                cu_seqlens_q=to_device(inputs.cu_seqlens_q),
+                max_query_len=int(counts.max()),
+                max_context_len=int(inputs.context_lens.max()),
+            ),
         )
         hidden = self.model(to_device(inputs.input_ids), to_device(inputs.positions), context)
         return self.model.compute_logits(hidden[to_device(inputs.last_tokens)])
+
+    def _to_device(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.as_tensor(array, device=self.device)
+
+    def close(self) -> None:
+        """Give the memory back (MEM-3)."""
+        del self.model, self.kv_cache
 
 
 def sampling_row(seq: Sequence, eos_token_ids: frozenset[int]) -> RowSampling:
@@ -151,7 +217,8 @@ def sampling_row(seq: Sequence, eos_token_ids: frozenset[int]) -> RowSampling:
     )
 
 
-def _by_sequence(seqs: list[Sequence], output: SamplerOutput) -> StepResult:
+def by_sequence(seqs: list[Sequence], output: SamplerOutput) -> StepResult:
+    """What was drawn for the rows of `seqs`, under their ids."""
     failed = {
         seqs[i].seq_id: f"no token to draw at position {seqs[i].num_tokens}: logits not finite"
         for i in output.failed
@@ -169,12 +236,6 @@ def _by_sequence(seqs: list[Sequence], output: SamplerOutput) -> StepResult:
             if logprobs is not None
         },
     )
-
-
-def _resolve_device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device='cuda' was asked for, but torch finds no CUDA device here")
-    return torch.device("cpu" if name == "auto" else name)
 
 
 def _resolve_dtype(name: str, checkpoint: torch.dtype, device: torch.device) -> torch.dtype:

@@ -1,14 +1,18 @@
 """The gated activation of the MLP (SwiGLU, Shazeer 2020)."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+
+from nanovllm.layers.ops import TORCH_OPS, Ops
 
 
 class SiluAndMul(nn.Module):
     """`silu(gate) * up` of a merged projection's output."""
 
+    def __init__(self, ops: Ops = TORCH_OPS) -> None:
+        super().__init__()
+        self.ops = ops
+
     def forward(self, gate_up: torch.Tensor) -> torch.Tensor:
         """`gate_up: [T, 2 * n]`, the gates before the values, `-> [T, n]`."""
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return self.ops.silu_and_mul(gate_up)

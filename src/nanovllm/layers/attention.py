@@ -1,9 +1,19 @@
 """The attention layer, and the seam behind which its backends live."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
+
+from nanovllm.layers.layernorm import RMSNorm
+from nanovllm.layers.rotary_embedding import Rotation, apply_rotary_emb
+
+
+class HeadNorms(NamedTuple):
+    """The norms of every query head and every key head."""
+
+    q: RMSNorm
+    k: RMSNorm
 
 
 class ForwardContext(Protocol):
@@ -14,10 +24,19 @@ class ForwardContext(Protocol):
     """
 
     def attend(
-        self, layer_id: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+        self, layer: "Attention", qkv: torch.Tensor, norms: HeadNorms, rotation: Rotation
     ) -> torch.Tensor:
-        """Store k and v [T, num_kv_heads, head_dim] in their slots of this layer's cache, then
-        attend with q [T, num_heads, head_dim] to each row's context; returns q's shape."""
+        """From the projections of T tokens to what their heads have read.
+
+        Queries and keys are normed and turned, keys and values stored in their slots of this
+        layer's cache; then each row attends to its context.
+
+        Args:
+            qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], heads of q, then k, then v.
+
+        Returns:
+            [T, num_heads * head_dim].
+        """
         ...
 
 
@@ -36,7 +55,19 @@ class Attention(nn.Module):
         self.layer_id = layer_id
 
     def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: ForwardContext
+        self, qkv: torch.Tensor, norms: HeadNorms, rotation: Rotation, context: ForwardContext
     ) -> torch.Tensor:
-        """q [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim] -> [T, heads * dim]."""
-        return context.attend(self.layer_id, q, k, v, self.scale).flatten(1)
+        """See `ForwardContext.attend`."""
+        return context.attend(self, qkv, norms, rotation)
+
+    def heads(
+        self, qkv: torch.Tensor, norms: HeadNorms, rotation: Rotation
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim], normed and turned.
+
+        The reference of what a backend may fuse.
+        """
+        parts = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+        q, k, v = torch.split(qkv.view(len(qkv), -1, self.head_dim), parts, dim=1)
+        cos, sin = rotation.angles
+        return apply_rotary_emb(norms.q(q), cos, sin), apply_rotary_emb(norms.k(k), cos, sin), v

@@ -5,6 +5,7 @@ from typing import overload
 import torch
 from torch import nn
 
+from nanovllm.layers.ops import TORCH_OPS, Ops
 from nanovllm.layers.weight import load_whole, new_weight
 
 
@@ -15,9 +16,10 @@ class RMSNorm(nn.Module):
     the checkpoint's own training code (MOD-4). No argument is modified (MOD-3).
     """
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, ops: Ops = TORCH_OPS) -> None:
         super().__init__()
         self.eps = eps
+        self.ops = ops
         self.weight = new_weight(size, loader=load_whole)
 
     @overload
@@ -33,11 +35,5 @@ class RMSNorm(nn.Module):
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """`norm(x)`, or `(norm(x + residual), x + residual)`; all `[..., size]`."""
         if residual is None:
-            return self._normalise(x)
-        total = x + residual
-        return self._normalise(total), total
-
-    def _normalise(self, x: torch.Tensor) -> torch.Tensor:
-        x32 = x.float()
-        inverse_rms = torch.rsqrt(x32.square().mean(dim=-1, keepdim=True) + self.eps)
-        return self.weight * (x32 * inverse_rms).to(x.dtype)
+            return self.ops.rms_norm(x, self.weight, self.eps)
+        return self.ops.add_rms_norm(x, residual, self.weight, self.eps)

@@ -4,15 +4,34 @@ Dimension i of a head is paired with dimension `i + head_dim / 2`, and the pair 
 angle `position * theta ** (-2 * i / head_dim)` (MOD-4).
 """
 
+from dataclasses import dataclass
+from functools import cached_property
+
 import torch
 from torch import nn
 
 
-class RotaryEmbedding(nn.Module):
-    """Table of the cosines and sines of all positions, float32.
+@dataclass(frozen=True)
+class Rotation:
+    """The angles of a step's T positions; every layer turns its heads by the same ones.
 
-    A step looks its positions up once, and every layer turns its heads by the same angles.
+    Attributes:
+        cos_sin: float32 [max_positions, 2, head_dim / 2], the whole table.
+        positions: int64 [T].
     """
+
+    cos_sin: torch.Tensor
+    positions: torch.Tensor
+
+    @cached_property
+    def angles(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """`(cos, sin)`, each `[T, 1, head_dim / 2]` float32."""
+        cos, sin = torch.split(self.cos_sin[self.positions], 1, dim=1)
+        return cos, sin
+
+
+class RotaryEmbedding(nn.Module):
+    """Table of the cosines and sines of all positions, float32."""
 
     cos_sin: torch.Tensor
 
@@ -24,14 +43,13 @@ class RotaryEmbedding(nn.Module):
         cos_sin = torch.stack((angles.cos(), angles.sin()), dim=1)
         self.register_buffer("cos_sin", cos_sin, persistent=False)
 
-    def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`positions: [T] int64 -> (cos, sin)`, each `[T, 1, head_dim / 2]` float32."""
-        cos, sin = torch.split(self.cos_sin[positions], 1, dim=1)
-        return cos, sin
+    def forward(self, positions: torch.Tensor) -> Rotation:
+        """`positions: [T] int64`."""
+        return Rotation(self.cos_sin, positions)
 
 
 def apply_rotary_emb(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turns `x: [T, heads, head_dim]` by `RotaryEmbedding`'s angles; `x` is left as it was."""
+    """Turns `x: [T, heads, head_dim]` by `Rotation.angles`; `x` is left as it was."""
     first, second = x.float().chunk(2, dim=-1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return turned.to(x.dtype)

@@ -15,25 +15,23 @@ import torch
 from torch import nn
 
 from nanovllm.layers.activation import SiluAndMul
-from nanovllm.layers.attention import Attention, ForwardContext
+from nanovllm.layers.attention import Attention, ForwardContext, HeadNorms
 from nanovllm.layers.embed_head import ParallelLMHead, VocabParallelEmbedding
 from nanovllm.layers.layernorm import RMSNorm
 from nanovllm.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from nanovllm.layers.ops import TORCH_OPS, Ops
 from nanovllm.layers.parallel import TensorParallel
-from nanovllm.layers.rotary_embedding import RotaryEmbedding, apply_rotary_emb
+from nanovllm.layers.rotary_embedding import RotaryEmbedding, Rotation
 from nanovllm.layers.weight import ShardId
 from nanovllm.models.model_config import ModelConfig
-
-Rotation = tuple[torch.Tensor, torch.Tensor]
 
 
 class Qwen3Attention(nn.Module):
     """Grouped-query attention with a norm on every query and key head, over this rank's heads."""
 
-    def __init__(self, config: ModelConfig, layer_id: int, tp: TensorParallel) -> None:
+    def __init__(self, config: ModelConfig, layer_id: int, tp: TensorParallel, ops: Ops) -> None:
         super().__init__()
         heads, head_dim = config.num_attention_heads, config.head_dim
-        self.head_dim = head_dim
         self.qkv_proj = QKVParallelLinear(
             config.hidden_size,
             head_dim,
@@ -45,8 +43,8 @@ class Qwen3Attention(nn.Module):
         self.o_proj = RowParallelLinear(
             heads * head_dim, config.hidden_size, tp, bias=config.attention_bias
         )
-        self.q_norm = RMSNorm(head_dim, config.rms_norm_eps)
-        self.k_norm = RMSNorm(head_dim, config.rms_norm_eps)
+        self.q_norm = RMSNorm(head_dim, config.rms_norm_eps, ops)
+        self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, ops)
         self.attn = Attention(
             self.qkv_proj.num_heads,
             head_dim,
@@ -59,24 +57,22 @@ class Qwen3Attention(nn.Module):
         self, hidden: torch.Tensor, rotation: Rotation, context: ForwardContext
     ) -> torch.Tensor:
         """`hidden: [T, hidden_size] -> [T, hidden_size]`."""
-        # [T, num_heads + 2 * num_kv_heads, head_dim]
-        heads = self.qkv_proj(hidden).view(len(hidden), -1, self.head_dim)
-        q, k, v = torch.split(heads, self.qkv_proj.part_heads, dim=1)
-        q = apply_rotary_emb(self.q_norm(q), *rotation)
-        k = apply_rotary_emb(self.k_norm(k), *rotation)
-        output: torch.Tensor = self.o_proj(self.attn(q, k, v, context))
+        norms = HeadNorms(self.q_norm, self.k_norm)
+        output: torch.Tensor = self.o_proj(
+            self.attn(self.qkv_proj(hidden), norms, rotation, context)
+        )
         return output
 
 
 class Qwen3MLP(nn.Module):
     """`down(silu(gate(x)) * up(x))`."""
 
-    def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
+    def __init__(self, config: ModelConfig, tp: TensorParallel, ops: Ops) -> None:
         super().__init__()
         width = config.intermediate_size
         self.gate_up_proj = MergedColumnParallelLinear(config.hidden_size, [width, width], tp)
         self.down_proj = RowParallelLinear(width, config.hidden_size, tp)
-        self.act_fn = SiluAndMul()
+        self.act_fn = SiluAndMul(ops)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """`hidden: [T, hidden_size] -> [T, hidden_size]`."""
@@ -91,12 +87,12 @@ class Qwen3DecoderLayer(nn.Module):
     and the stream that does not contain it yet.
     """
 
-    def __init__(self, config: ModelConfig, layer_id: int, tp: TensorParallel) -> None:
+    def __init__(self, config: ModelConfig, layer_id: int, tp: TensorParallel, ops: Ops) -> None:
         super().__init__()
-        self.self_attn = Qwen3Attention(config, layer_id, tp)
-        self.mlp = Qwen3MLP(config, tp)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Qwen3Attention(config, layer_id, tp, ops)
+        self.mlp = Qwen3MLP(config, tp, ops)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
 
     def forward(
         self,
@@ -121,13 +117,14 @@ class Qwen3DecoderLayer(nn.Module):
 class Qwen3Model(nn.Module):
     """The transformer without its head."""
 
-    def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
+    def __init__(self, config: ModelConfig, tp: TensorParallel, ops: Ops) -> None:
         super().__init__()
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, tp)
         self.layers = nn.ModuleList(
-            Qwen3DecoderLayer(config, layer_id, tp) for layer_id in range(config.num_hidden_layers)
+            Qwen3DecoderLayer(config, layer_id, tp, ops)
+            for layer_id in range(config.num_hidden_layers)
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
         self.rotary_emb = RotaryEmbedding(
             config.head_dim, config.max_position_embeddings, config.rope_theta
         )
@@ -158,10 +155,10 @@ class Qwen3ForCausalLM(nn.Module):
         "up_proj": ("gate_up_proj", 1),
     }
 
-    def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
+    def __init__(self, config: ModelConfig, tp: TensorParallel, ops: Ops = TORCH_OPS) -> None:
         super().__init__()
         self.config = config
-        self.model = Qwen3Model(config, tp)
+        self.model = Qwen3Model(config, tp, ops)
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, tp)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight

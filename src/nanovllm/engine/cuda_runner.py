@@ -1,0 +1,206 @@
+"""The runner on CUDA: decode steps as graphs from seats to tokens, everything else eager.
+
+A decode step sends the device two short rows, seats and lengths, in one copy, replays one graph,
+and starts one copy back. All else that it needs is there already, see `decode_state`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from nanovllm.config import Config
+from nanovllm.engine.cuda_buffers import DecodeInputs, TokenCopies, TokenCopy
+from nanovllm.engine.decode_graphs import DecodeGraphs, graph_batch_sizes
+from nanovllm.engine.decode_state import DecodeState, Int32, Seats
+from nanovllm.engine.gpu_memory import GpuMemory, MemoryMeter
+from nanovllm.engine.largest_step import largest_step
+from nanovllm.engine.model_input import prepare_model_input
+from nanovllm.engine.model_runner import (
+    DoneStep,
+    ModelRunner,
+    PendingStep,
+    StepResult,
+    by_sequence,
+    sampling_row,
+)
+from nanovllm.engine.sequence import Sequence
+from nanovllm.engine.step import ScheduledRow, ScheduledStep
+from nanovllm.kernels.decode_inputs import decode_inputs
+from nanovllm.kernels.sample import sample
+from nanovllm.layers.backend import AttentionInput, Backend
+from nanovllm.layers.parallel import TensorParallel
+from nanovllm.layers.sampler import SamplerOutput, SamplingInput
+from nanovllm.models.model_config import ModelConfig
+
+
+class CudaModelRunner(ModelRunner):
+    """See `ModelRunner`; the backend's decode steps can be captured."""
+
+    def __init__(
+        self,
+        config: Config,
+        model_config: ModelConfig,
+        backend: Backend,
+        device: torch.device,
+        tp: TensorParallel | None = None,
+    ) -> None:
+        self.meter = MemoryMeter(device)
+        self.graphs: DecodeGraphs | None = None
+        super().__init__(config, model_config, backend, device, tp)
+        self._make_state()
+        if not config.enforce_eager:
+            self.graphs = self._capture(graph_batch_sizes(config.max_num_seqs))
+
+    def _make_state(self) -> None:
+        num_seats = self.config.max_num_seqs
+        self.seats = Seats(num_seats, self.max_blocks_per_seq)
+        self.state = DecodeState(num_seats, self.max_blocks_per_seq, self.device)
+        self.inputs = DecodeInputs(num_seats, self.device)
+        self.copies = TokenCopies(num_seats)
+
+    @torch.inference_mode()
+    def _capture(self, batch_sizes: list[int]) -> DecodeGraphs:
+        return DecodeGraphs(self._decode_rows, batch_sizes)
+
+    # ---- memory ----------------------------------------------------------------------------
+
+    def _kv_budget(self) -> tuple[int, str]:
+        if self.config.kvcache_memory_gb is not None:
+            return super()._kv_budget()
+        memory = self._measure_memory()
+        share = self.config.gpu_memory_utilization
+        return memory.kv_budget(share), f"what gpu_memory_utilization={share} leaves ({memory})"
+
+    @torch.inference_mode()
+    def _measure_memory(self) -> GpuMemory:
+        """Run the largest legal step, and record the largest graph, on a cache of one block."""
+        weights = self.meter.allocated()
+        self.kv_cache = self._new_kv_cache(1)
+        peak = self.meter.peak_of(self._run_largest_step)
+        graphs = 0
+        if not self.config.enforce_eager:
+            self._make_state()
+            graphs = self.meter.kept_by(lambda: self._capture([self.config.max_num_seqs]))
+        del self.kv_cache
+        return self.meter.memory(weights, peak, graphs)
+
+    def _run_largest_step(self) -> None:
+        inputs, rows = largest_step(self.config, self.max_model_len, self.block_size)
+        self.sampler(self.compute_logits(inputs), SamplingInput.from_rows(rows))
+
+    # ---- a step ----------------------------------------------------------------------------
+
+    def run(self, step: ScheduledStep) -> StepResult:
+        return self.launch(step).result()
+
+    @torch.inference_mode()
+    def launch(self, step: ScheduledStep) -> PendingStep:
+        seats, updates = self.seats.take(step.rows)
+        self.state.apply(updates)
+        if all(row.is_decode for row in step.rows):
+            logits = self._decode(step.rows, seats)
+            return self._finish(logits, [row.seq for row in step.rows], seats, drawn=True)
+        logits = self.compute_logits(prepare_model_input(step, self.block_size))
+        picked = [i for i, row in enumerate(step.rows) if row.samples]
+        if not picked:
+            return DoneStep(StepResult())
+        seqs = [step.rows[i].seq for i in picked]
+        return self._finish(logits, seqs, seats[picked], drawn=False)
+
+    def forget(self, seqs: Iterable[Sequence]) -> None:
+        for seq in seqs:
+            self.seats.leave(seq)
+
+    def _decode(self, rows: Seq[ScheduledRow], seats: Int32) -> torch.Tensor:
+        """Logits of a decode step, its tokens drawn: by a graph, or eagerly where none fits."""
+        size = self.graphs.size_for(len(rows)) if self.graphs else None
+        context_lens = np.fromiter((row.end for row in rows), dtype=np.int32, count=len(rows))
+        self.inputs.stage(seats, context_lens, size or len(rows))
+        if self.graphs is None or size is None:
+            return self._decode_rows(len(rows))
+        return self.graphs.replay(size)
+
+    def _decode_rows(self, size: int) -> torch.Tensor:
+        """Launch the decode of the first `size` rows of the static inputs; what graphs record."""
+        inputs, state = self.inputs, self.state
+        seats, context_lens = inputs.seats[:size], inputs.context_lens[:size]
+        input_ids, positions = inputs.input_ids[:size], inputs.positions[:size]
+        slot_mapping = inputs.slot_mapping[:size]
+        decode_inputs(
+            seats,
+            context_lens,
+            state.last_tokens,
+            state.block_tables,
+            self.block_size,
+            input_ids,
+            positions,
+            slot_mapping,
+        )
+        context = self.backend.context(
+            self.kv_cache,
+            AttentionInput(
+                slot_mapping,
+                state.block_tables,
+                seats,
+                context_lens,
+                inputs.cu_seqlens_q[: size + 1],
+                max_query_len=1,
+                max_context_len=self.max_model_len,
+            ),
+        )
+        logits = self.model.compute_logits(self.model(input_ids, positions, context))
+        self._draw(logits, seats.long(), context_lens.long())
+        return logits
+
+    def _draw(self, logits: torch.Tensor, seats: torch.Tensor, positions: torch.Tensor) -> None:
+        """Sample by temperature alone; tokens go to their seats and to the buffer that is read."""
+        state = self.state
+        tokens = sample(logits, state.temperatures[seats], state.streams[seats], positions)
+        # A row without a token ends; until the host knows, its seat holds an id that exists.
+        state.last_tokens[seats] = tokens.clamp(min=0)
+        self.inputs.tokens[: len(tokens)] = tokens
+
+    def _finish(
+        self, logits: torch.Tensor, seqs: list[Sequence], seats: Int32, drawn: bool
+    ) -> PendingStep:
+        """Tokens of `seqs`: those drawn on the device, or all by the host's sampler."""
+        logits = logits[: len(seqs)]
+        if not self.seats.plain[seats].all():
+            return DoneStep(self._sample_on_host(logits, seqs, seats))
+        if not drawn:
+            positions = torch.tensor([len(seq.token_ids) for seq in seqs], device=self.device)
+            self._draw(logits, self._to_device(seats).long(), positions)
+        return CopiedStep(seqs, self.copies.start(self.inputs.tokens[: len(seqs)]))
+
+    def _sample_on_host(
+        self, logits: torch.Tensor, seqs: list[Sequence], seats: Int32
+    ) -> StepResult:
+        rows = [sampling_row(seq, self.model_config.eos_token_ids) for seq in seqs]
+        output = self.sampler(logits, SamplingInput.from_rows(rows))
+        tokens = torch.tensor(output.token_ids, device=self.device)
+        self.state.last_tokens[self._to_device(seats).long()] = tokens.clamp(min=0)
+        return by_sequence(seqs, output)
+
+    def close(self) -> None:
+        self.graphs = None
+        del self.state, self.inputs
+        super().close()
+        torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedStep:
+    """A step whose tokens are on their way."""
+
+    seqs: list[Sequence]
+    copy: TokenCopy
+
+    def result(self) -> StepResult:
+        tokens = self.copy.wait()
+        failed = tuple(i for i, token in enumerate(tokens) if token < 0)
+        return by_sequence(self.seqs, SamplerOutput(tokens, failed, [None] * len(tokens)))

@@ -1,0 +1,61 @@
+"""CUDA graphs of whole decode steps: from seats to sampled tokens, one graph per batch size (GRF).
+
+A graph replays kernels with the addresses and launch shapes they were recorded with. A decode step
+fits: one token a row, and the kernels read the lengths from device memory. A prompt does not: its
+number of tokens is a launch shape.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+Body = Callable[[int], torch.Tensor]
+"""Launches the decode step of the first `b` rows of the static inputs; returns logits [b, V]."""
+
+
+def graph_batch_sizes(max_batch: int) -> list[int]:
+    """1, 2, 4, 8, then by 8 to 64, by 16 above, and always the exact maximum (GRF-1)."""
+    sizes = [1, 2, 4, *range(8, 65, 8), *range(80, max_batch, 16)]
+    return [size for size in sizes if size < max_batch] + [max_batch]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A graph, and its static output: logits [batch, vocab_size]."""
+
+    graph: torch.cuda.CUDAGraph
+    logits: torch.Tensor
+
+
+class DecodeGraphs:
+    """Records `body` for each of `batch_sizes`, largest first, in one pool of memory.
+
+    The caller sees to it that the static inputs hold padding only, so that warming up and recording
+    leave no trace (GRF-5).
+    """
+
+    def __init__(self, body: Body, batch_sizes: Sequence[int]) -> None:
+        started = time.perf_counter()
+        self._recorded: dict[int, Recorded] = {}
+        pool = torch.cuda.graph_pool_handle()
+        for size in sorted(batch_sizes, reverse=True):
+            body(size)  # compiles kernels and makes workspaces, which a recording must not
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                logits = body(size)
+            self._recorded[size] = Recorded(graph, logits)
+        torch.cuda.synchronize()
+        self.sizes = sorted(self._recorded)
+        self.seconds = time.perf_counter() - started
+
+    def size_for(self, num_rows: int) -> int | None:
+        """The smallest recorded batch that holds `num_rows`; None beyond the largest (GRF-4)."""
+        return next((size for size in self.sizes if size >= num_rows), None)
+
+    def replay(self, size: int) -> torch.Tensor:
+        """Launch the graph of `size` rows; its logits, valid until the next replay."""
+        recorded = self._recorded[size]
+        recorded.graph.replay()
+        return recorded.logits

@@ -1,0 +1,31 @@
+"""Which model runner an engine gets: by device and attention backend."""
+
+import torch
+
+from nanovllm.config import Config
+from nanovllm.engine.model_runner import ModelRunner
+from nanovllm.layers.backends import select_backend
+from nanovllm.models.model_config import ModelConfig
+
+
+def make_runner(config: Config, model_config: ModelConfig) -> ModelRunner:
+    """The runner of an engine with one rank.
+
+    Raises ValueError if the device or the backend's package is not to be had.
+    """
+    device = resolve_device(config.device)
+    backend = select_backend(config.attention_backend, device)
+    if not backend.captures:
+        return ModelRunner(config, model_config, backend, device)
+    # It imports Triton's kernels, which a CPU does without.
+    from nanovllm.engine.cuda_runner import CudaModelRunner
+
+    return CudaModelRunner(config, model_config, backend, device)
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is CUDA if there is a device. Raises ValueError for CUDA without one."""
+    found = torch.cuda.is_available()
+    if name == "cuda" and not found:
+        raise ValueError("device='cuda' was asked for, but torch finds no CUDA device here")
+    return torch.device("cuda" if found and name != "cpu" else "cpu")

@@ -1,0 +1,94 @@
+"""The Triton attention backend, the default on CUDA."""
+
+import torch
+
+from nanovllm.kernels.paged_decode import paged_decode
+from nanovllm.kernels.paged_prefill import paged_prefill
+from nanovllm.kernels.qk_norm_rope_store import qk_norm_rope_store
+from nanovllm.kernels.rms_norm import add_rms_norm, rms_norm
+from nanovllm.kernels.silu_and_mul import silu_and_mul
+from nanovllm.layers.attention import Attention, ForwardContext, HeadNorms
+from nanovllm.layers.backend import AttentionInput
+from nanovllm.layers.ops import Ops
+from nanovllm.layers.rotary_embedding import Rotation
+
+PROGRAMS_WANTED = 64
+"""Sequences that keep a large GPU busy; fewer split their contexts over several programs."""
+MAX_SPLITS = 16
+
+
+class TritonContext:
+    """Two kernels a layer: one that norms, turns and stores, and one that attends.
+
+    Args:
+        kv_cache: [2, num_layers, num_blocks, block_size, num_kv_heads, head_dim].
+        inputs: where the tokens go and what the rows attend to.
+    """
+
+    def __init__(self, kv_cache: torch.Tensor, inputs: AttentionInput) -> None:
+        self.kv_cache = kv_cache
+        self.inputs = inputs
+        # A constant of the batch size, so that a captured graph holds for every length (GRF-3).
+        self.num_splits = min(MAX_SPLITS, max(1, PROGRAMS_WANTED // len(inputs.context_lens)))
+
+    def attend(
+        self, layer: Attention, qkv: torch.Tensor, norms: HeadNorms, rotation: Rotation
+    ) -> torch.Tensor:
+        k_cache, v_cache = self.kv_cache[0, layer.layer_id], self.kv_cache[1, layer.layer_id]
+        q = qk_norm_rope_store(
+            qkv,
+            norms.q.weight,
+            norms.k.weight,
+            norms.q.eps,
+            rotation.cos_sin,
+            rotation.positions,
+            self.inputs.slot_mapping,
+            k_cache,
+            v_cache,
+        )
+        return self.read(q, k_cache, v_cache, layer.scale).flatten(1)
+
+    def read(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Attention of q [T, num_heads, head_dim] over one layer's cache; returns q's shape."""
+        inputs = self.inputs
+        tables, rows, lens = inputs.block_tables, inputs.table_rows, inputs.context_lens
+        if inputs.max_query_len == 1:
+            return paged_decode(
+                q, k_cache, v_cache, tables, rows, lens, scale, num_splits=self.num_splits
+            )
+        return paged_prefill(
+            q,
+            k_cache,
+            v_cache,
+            tables,
+            rows,
+            inputs.cu_seqlens_q,
+            lens,
+            inputs.max_query_len,
+            scale,
+        )
+
+
+class TritonBackend:
+    """CUDA; float32 (exact products), float16 and bfloat16; any block size."""
+
+    name = "triton"
+    default_block_size = 16
+    ops = Ops(rms_norm, add_rms_norm, silu_and_mul)
+    captures = True
+
+    def check(
+        self, device: torch.device, dtype: torch.dtype, block_size: int, head_dim: int
+    ) -> None:
+        if device.type != "cuda":
+            raise ValueError(f"attention_backend='triton' needs a CUDA device, not {device.type}")
+        if head_dim > 256:
+            raise ValueError(
+                f"attention_backend='triton' takes head_dim <= 256, got {head_dim}; 'torch' has no "
+                "limit"
+            )
+
+    def context(self, kv_cache: torch.Tensor, inputs: AttentionInput) -> ForwardContext:
+        return TritonContext(kv_cache, inputs)
