@@ -1,0 +1,225 @@
+"""Paged decode attention: one query token per sequence (KV-3..6).
+
+Bound by the bytes of the cache, so each is read once: a program serves all query heads of one KV
+head. Few sequences leave most of the GPU idle; then the context is split between programs, and a
+second kernel combines their results (Dao et al., "Flash-Decoding", 2023).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from nanovllm.kernels._triton import jit, next_power_of_2, tl
+from nanovllm.kernels.paged_attention import attend_row
+from nanovllm.kernels.paged_tiles import LOG2_E, attend_tiles
+
+
+class DecodeConfig(NamedTuple):
+    """How a program works: positions of a tile, warps, depth of the software pipeline."""
+
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def decode_config(block_size: int, head_dim: int, dtype: torch.dtype) -> DecodeConfig:
+    """Tiles of 16 to 32 KiB of keys; several programs fit on a multiprocessor."""
+    if dtype == torch.float32:
+        return DecodeConfig(block_n=32 if head_dim <= 128 else 16, num_warps=4, num_stages=2)
+    widen = 2 if head_dim <= 64 else 1
+    if head_dim > 128:
+        return DecodeConfig(block_n=32, num_warps=4, num_stages=3)
+    if block_size < 128:
+        return DecodeConfig(block_n=64 * widen, num_warps=2, num_stages=3)
+    return DecodeConfig(block_n=128 * widen, num_warps=4, num_stages=2)
+
+
+def paged_decode_reference(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    table_rows: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """What `paged_decode` computes."""
+    out = torch.zeros_like(q)
+    rows = zip(table_rows.tolist(), context_lens.tolist(), strict=True)
+    for i, (row, length) in enumerate(rows):
+        if length:
+            table = block_tables[row, : -(-length // k_cache.shape[1])].long()
+            out[i] = attend_row(q[i : i + 1], k_cache, v_cache, table, length, scale)[0]
+    return out
+
+
+def paged_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    table_rows: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    num_splits: int = 1,
+    config: DecodeConfig | None = None,
+) -> torch.Tensor:
+    """Attend with one token per sequence to its whole context.
+
+    Args:
+        q: [B, num_heads, head_dim], contiguous.
+        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], equal strides, the last
+            two dimensions contiguous.
+        block_tables: int32 [S, W].
+        table_rows: int32 [B], the row of `block_tables` that is sequence b's; any if it has no
+            context.
+        context_lens: int32 [B]; 0 is padding, which reads nothing and gives zeros.
+        scale: of the scores.
+        num_splits: programs among which a context is split.
+        config: instead of `decode_config`'s.
+
+    Returns:
+        [B, num_heads, head_dim].
+    """
+    assert q.is_contiguous(), q.stride()
+    assert k_cache.stride() == v_cache.stride(), (k_cache.stride(), v_cache.stride())
+    batch, num_heads, dim = q.shape
+    block_size, kv_heads = k_cache.shape[1:3]
+    block_n, num_warps, num_stages = config or decode_config(block_size, dim, q.dtype)
+    out = torch.empty_like(q)
+    partial, state = out, out
+    if num_splits > 1:
+        partial = q.new_empty((batch, num_heads, num_splits, dim), dtype=torch.float32)
+        state = q.new_empty((2, batch, num_heads, num_splits), dtype=torch.float32)
+    _paged_decode_kernel[(kv_heads, batch, num_splits)](
+        q,
+        k_cache,
+        v_cache,
+        block_tables,
+        table_rows,
+        context_lens,
+        partial,
+        state,
+        scale * LOG2_E,
+        block_tables.stride(0),
+        *k_cache.stride()[:2],
+        NUM_HEADS=num_heads,
+        GROUP=num_heads // kv_heads,
+        HEAD_DIM=dim,
+        BLOCK_SIZE=block_size,
+        NUM_SPLITS=num_splits,
+        BLOCK_M=max(16, next_power_of_2(num_heads // kv_heads)),
+        BLOCK_N=block_n,
+        BLOCK_D=next_power_of_2(dim),
+        num_warps=num_warps,
+        num_stages=num_stages,
+    )
+    if num_splits > 1:
+        _combine_kernel[(batch * num_heads,)](
+            partial,
+            state,
+            out,
+            NUM_SPLITS=num_splits,
+            HEAD_DIM=dim,
+            BLOCK_S=next_power_of_2(num_splits),
+            BLOCK_D=next_power_of_2(dim),
+            num_warps=2,
+        )
+    return out
+
+
+@jit
+def _paged_decode_kernel(
+    q,
+    k_cache,
+    v_cache,
+    block_tables,
+    table_rows,
+    context_lens,
+    out,
+    state,
+    scale,
+    table_stride,
+    block_stride,
+    slot_stride,
+    NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Writes the result to `out`, or that of each split to `out` and `state`."""
+    kv_head = tl.program_id(0)
+    row = tl.program_id(1)
+    split = tl.program_id(2)
+    context_len = tl.load(context_lens + row)
+    table = block_tables + tl.load(table_rows + row).to(tl.int64) * table_stride
+
+    group = tl.arange(0, BLOCK_M)
+    head = row * NUM_HEADS + kv_head * GROUP + group
+    column = tl.arange(0, BLOCK_D)[None, :]
+    inside = (group < GROUP)[:, None] & (column < HEAD_DIM)
+    queries = tl.load(q + head[:, None] * HEAD_DIM + column, inside, 0.0)
+
+    tiles = tl.cdiv(tl.cdiv(context_len, BLOCK_N), NUM_SPLITS)
+    begin = split * tiles * BLOCK_N
+    end = tl.minimum(begin + tiles * BLOCK_N, context_len)
+    peak, total, acc = attend_tiles(
+        queries,
+        tl.full([BLOCK_M], 0, tl.int32) + end,
+        tl.full([BLOCK_M], float("-inf"), tl.float32),
+        tl.zeros([BLOCK_M], tl.float32),
+        tl.zeros([BLOCK_M, BLOCK_D], tl.float32),
+        k_cache + kv_head * HEAD_DIM,
+        v_cache + kv_head * HEAD_DIM,
+        table,
+        begin,
+        end,
+        scale,
+        block_stride,
+        slot_stride,
+        HEAD_DIM,
+        BLOCK_SIZE,
+        BLOCK_N,
+        MASKED=True,
+    )
+    part = head * NUM_SPLITS + split
+    if NUM_SPLITS > 1:
+        parts = tl.num_programs(1) * NUM_HEADS * NUM_SPLITS
+        tl.store(state + part, peak, group < GROUP)
+        tl.store(state + parts + part, total, group < GROUP)
+    else:
+        # The peak has weight 1, so only a row without context has less.
+        acc = acc / tl.maximum(total, 1.0)[:, None]
+    tl.store(out + part[:, None] * HEAD_DIM + column, acc, inside)
+
+
+@jit
+def _combine_kernel(
+    partial,
+    state,
+    out,
+    NUM_SPLITS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """One head's result from those of its splits."""
+    head = tl.program_id(0)
+    split = tl.arange(0, BLOCK_S)
+    column = tl.arange(0, BLOCK_D)
+    part = head * NUM_SPLITS + split
+    parts = tl.num_programs(0) * NUM_SPLITS
+    peaks = tl.load(state + part, split < NUM_SPLITS, float("-inf"))
+    totals = tl.load(state + parts + part, split < NUM_SPLITS, 0.0)
+    # A split without positions has the peak -inf and so no weight, also when all are like that.
+    weights = tl.exp2(peaks - tl.maximum(tl.max(peaks, 0), -3e38))
+    inside = (split < NUM_SPLITS)[:, None] & (column < HEAD_DIM)[None, :]
+    accs = tl.load(partial + part[:, None] * HEAD_DIM + column[None, :], inside, 0.0)
+    acc = tl.sum(accs * weights[:, None], 0) / tl.maximum(tl.sum(totals * weights, 0), 1.0)
+    tl.store(out + head * HEAD_DIM + column, acc, column < HEAD_DIM)
