@@ -109,6 +109,9 @@ class StepOutput:
         num_prefill_tokens, num_decode_tokens: positions computed.
         num_preempted: sequences that lost their blocks.
         outputs: requests that finished.
+        num_context_tokens: sum over the rows of the positions that each attends to.
+        device_seconds: time that the device was busy with the step; 0 if that is not measured.
+        first_tokens: ids of requests whose first token this step brought.
     """
 
     kind: str
@@ -117,6 +120,9 @@ class StepOutput:
     num_decode_tokens: int
     num_preempted: int
     outputs: tuple[RequestOutput, ...]
+    num_context_tokens: int = 0
+    device_seconds: float = 0.0
+    first_tokens: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:
