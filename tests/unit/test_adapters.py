@@ -248,6 +248,15 @@ def test_an_idle_engine_need_not_be_asked() -> None:
         assert not door.schedule().rows
 
 
+@pytest.mark.spec("BLK-5")
+def test_worlds_of_small_blocks_can_be_left_out() -> None:
+    options = {"min_block_size": 2}
+    with open_door("nanovllm_like", path=ENGINES / "nano_2026", options=options) as door:
+        with pytest.raises(Unsupported, match="block_size=1"):
+            door.reset(replace(WORLD, block_size=1))
+        door.reset(replace(WORLD, block_size=2))
+
+
 @pytest.mark.spec("SCH-14")
 def test_the_later_generation_computes_a_prompt_in_chunks() -> None:
     with open_door("nanovllm_like", path=ENGINES / "nano_2026") as door:

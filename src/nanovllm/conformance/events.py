@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from nanovllm.conformance.protocol import (
     RequestOptions,
 )
 from nanovllm.conformance.shadow import Reading, ShadowKV
+from nanovllm.conformance.verdicts import summary_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +137,7 @@ class Crashed:
     @property
     def summary(self) -> str:
         """The error without its traceback, but for the place where it was raised."""
-        lines = self.error.splitlines() or [""]
-        places = re.findall(r'File "(?:.*[/\\])?([^"]+)", line (\d+)', self.error)
-        return f"{lines[0]} ({':'.join(places[-1])})" if places else lines[0]
+        return summary_of(self.error)
 
 
 Event = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -25,6 +26,9 @@ from nanovllm.conformance.protocol import (
     ENGINE_CAPABILITIES,
     EngineFault,
     Hello,
+    Refused,
+    Unsupported,
+    World,
 )
 from nanovllm.conformance.registry import Requirement, list_requirements, load_spec
 from nanovllm.conformance.report import Report, write_reports
@@ -155,7 +159,7 @@ class SuiteRun:
     def _subject(self, door: OpenDoor) -> Subject:
         self.tell(f"starting {self.options.engine}")
         try:
-            hello = door.hello()
+            hello = _started(door)
         except (EngineFault, ProtocolError, OSError) as error:
             raise NotTestable(f"{self.options.engine} does not start: {error}") from error
         selected = select(self.options, hello.doors)
@@ -236,6 +240,15 @@ class SuiteRun:
                     "--req", verdict.spec_id, "--replay", str(path)
                 )
         return commands
+
+
+def _started(door: OpenDoor) -> Hello:
+    """Who answers. An engine that cannot even be made says nothing about any requirement."""
+    hello = door.hello()
+    if not {"blocks", "core"}.isdisjoint(hello.doors):
+        with suppress(Refused, Unsupported):
+            door.reset(World(block_size=4, num_blocks=16))
+    return hello
 
 
 def _errors(part: Part, subject: Subject) -> list[Verdict]:

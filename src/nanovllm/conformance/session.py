@@ -97,7 +97,9 @@ class Session:
             op.refused = str(error)
         self._tell(Added(self.book, *asked, op.refused))
         if op.refused is None:
-            if not op.prompt or op.max_tokens < 1 or len(op.prompt) >= self.world.max_model_len:
+            slots = self.world.num_blocks * self.world.block_size
+            most = min(slots, self.world.max_model_len - 1)
+            if not 1 <= len(op.prompt) <= most or op.max_tokens < 1:
                 raise Derailed("what can never run was accepted")
             self.book.add(op)
         self._look("add")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,6 +16,13 @@ class Violation(AssertionError):  # noqa: N818
         super().__init__(f"{spec_id}: {message}")
         self.spec_id = spec_id
         self.message = message
+
+
+def summary_of(error: str) -> str:
+    """An engine's error without its traceback, but for the place where it was raised."""
+    lines = error.splitlines() or [""]
+    places = re.findall(r'File "(?:.*[/\\])?([^"]+)", line (\d+)', error)
+    return f"{lines[0]} ({':'.join(places[-1])})" if places else lines[0]
 
 
 @dataclass(slots=True)

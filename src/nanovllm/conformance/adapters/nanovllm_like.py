@@ -10,19 +10,20 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from .bare_import import HEAVY, import_engine
-from .tutorial_calls import PRESETS, Calls, accepted, detect, hashes
+from .tutorial_calls import PRESETS, Calls, accepted, config_defaults, detect, hashes
 
 
 class Blocks:
     """The blocks door: the engine's block manager."""
 
     doors: tuple[str, ...] = ("blocks",)
+    min_block_size = 1
 
     def __init__(self, modules: SimpleNamespace, calls: Calls, version: str) -> None:
         self.modules, self.calls, self.version = modules, calls, version
@@ -46,6 +47,8 @@ class Blocks:
         }
 
     def reset(self, world: Any) -> None:
+        if world.block_size < self.min_block_size:
+            raise NotImplementedError(f"block_size={world.block_size} is not to be tested")
         sequence = self.modules.sequence.Sequence
         if hasattr(sequence, "set_block_size"):
             sequence.set_block_size(world.block_size)
@@ -146,6 +149,7 @@ class Core(Blocks):
 
     doors = ("blocks", "core")
     asks_when_idle = True
+    config: Mapping[str, Any] = MappingProxyType({})
 
     def hello(self) -> dict[str, Any]:
         hello = super().hello()
@@ -155,15 +159,16 @@ class Core(Blocks):
     def make(self, world: Any) -> Any:
         if len(world.eos_token_ids) > 1:
             raise NotImplementedError("this engine knows one eos id")
-        config = SimpleNamespace(
+        config = SimpleNamespace(**{**config_defaults(self.modules.scheduler), **self.config})
+        vars(config).update(
             max_num_seqs=world.max_num_seqs,
             max_num_batched_tokens=world.max_num_batched_tokens,
             max_model_len=world.max_model_len,
             kvcache_block_size=world.block_size,
             num_kvcache_blocks=world.num_blocks,
             eos=world.eos_token_ids[0] if world.eos_token_ids else -1,
+            **world.options,
         )
-        vars(config).update(world.options)
         self.eos = config.eos
         self.scheduler = self.modules.scheduler.Scheduler(config)
         self.requests: dict[int, int] = {}  # by seq_id
@@ -236,14 +241,18 @@ class Core(Blocks):
 def adapter(
     preset: str = "auto",
     asks_when_idle: bool = True,
+    min_block_size: int = 1,
     stand_ins: Iterable[str] = HEAVY,
     version: str | None = None,
+    **config: Any,
 ) -> Blocks:
     """The engine in or under the first entry of `sys.path`.
 
     Args:
+        config: what the scheduler of a fork finds in its config, besides the tutorial's fields.
         asks_when_idle: call `schedule` also when `is_finished` says that there is nothing to do,
             which an engine must bear (SCH-5). Without it what comes after shows, too.
+        min_block_size: leave out worlds of smaller blocks, for what shows beside them.
         stand_ins: libraries to import nothing of.
     """
     if preset not in ("auto", *PRESETS):
@@ -251,8 +260,9 @@ def adapter(
     modules = import_engine(Path(sys.path[0]).resolve(), stand_ins)
     calls = detect(modules) if preset == "auto" else PRESETS[preset]
     known = version or next((f"as of {p}" for p in PRESETS if PRESETS[p] == calls), "in between")
-    if modules.scheduler is None:
-        return Blocks(modules, calls, known)
-    core = Core(modules, calls, known)
-    core.asks_when_idle = asks_when_idle
-    return core
+    door = Blocks if modules.scheduler is None else Core
+    engine = door(modules, calls, known)
+    engine.min_block_size = min_block_size
+    if isinstance(engine, Core):
+        engine.asks_when_idle, engine.config = asks_when_idle, config
+    return engine

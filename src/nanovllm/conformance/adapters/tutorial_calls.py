@@ -7,10 +7,11 @@ preset  can_allocate(seq)      allocate       postprocess                  count
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import itertools
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 
@@ -44,6 +45,15 @@ def accepted(function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
     """Those of the keyword arguments that `function` has."""
     known = inspect.signature(function).parameters
     return {name: value for name, value in arguments.items() if name in known}
+
+
+def config_defaults(scheduler: ModuleType) -> dict[str, Any]:
+    """Fields that a fork has added to the engine's config, as that fills them in."""
+    config = getattr(scheduler, "Config", None)
+    if config is None or not dataclasses.is_dataclass(config):
+        return {}
+    fields = dataclasses.fields(config)
+    return {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
 
 
 def hashes() -> dict[str, Callable[..., int]]:

@@ -37,8 +37,9 @@ def names(message: str, *numbers: int) -> bool:
 def prompts_that_never_fit_are_refused(added: Added, require: Require) -> None:
     p, refusal, world = len(added.prompt), added.refusal, added.book.world
     if never_runs(added):
-        require(refusal is not None, "a prompt of", p, "tokens is accepted")
         blocks = -(-p // world.block_size)
+        limits = f"max_model_len={world.max_model_len}, {world.num_blocks} blocks"
+        require(refusal is not None, p, "tokens in", blocks, "blocks are accepted, of", limits)
         named = p == 0 or asks_nonsense(added) or names(refusal or "", p, blocks)
         require(named, "a prompt of", p, "tokens is refused without its numbers:", refusal)
     elif not (beyond_the_room(added) or could_not_return(added) or asks_nonsense(added)):

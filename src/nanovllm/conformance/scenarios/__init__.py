@@ -29,7 +29,7 @@ from nanovllm.conformance.scenarios import (
 )
 from nanovllm.conformance.scenarios.scenario import Scenario
 from nanovllm.conformance.scenarios.story import Storyteller
-from nanovllm.conformance.verdicts import Evaluations, Outcome, Verdict, Violation
+from nanovllm.conformance.verdicts import Evaluations, Outcome, Verdict, Violation, summary_of
 
 __all__ = ["SCENARIOS", "Result", "Scenario", "run_scenario", "run_scenarios"]
 
@@ -105,7 +105,7 @@ def run_scenario(scenario: Scenario, door: Any) -> Result:
         violation = found
     except (Refused, EngineFault) as raised:
         what = "refused" if isinstance(raised, Refused) else "raised"
-        violation = Violation(scenario.spec_ids[0], f"the engine {what}: {raised}")
+        violation = Violation(scenario.spec_ids[0], f"the engine {what}: {summary_of(str(raised))}")
     except Unsupported as raised:
         unsupported = (str(raised),)
     except Exception as raised:

@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from nanovllm.conformance.protocol import EngineResult, Finished, Plan, RequestId
+from nanovllm.conformance.verdicts import summary_of
 
 MAX_TOKENS_SHOWN = 12
 MAX_LINES = 40
@@ -40,7 +41,7 @@ class Storyteller:
             try:
                 result = method(*args, **options)
             except Exception as raised:
-                self.lines[-1] = f"{line} raises {type(raised).__name__}: {raised}"
+                self.lines[-1] = f"{line} raises {type(raised).__name__}: {summary_of(str(raised))}"
                 raise
             if isinstance(result, Plan) and not (result.rows or result.preempted):
                 self._note_empty_plan()
