@@ -27,17 +27,28 @@ def _mix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
+def seed_streams(seed: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """What a device needs of a request's seed, [R] to [R]; mixed once, as it never changes.
+
+    Seeds are mixed before a position is added, so that neighbouring seeds are not the same stream
+    shifted by a few positions.
+    """
+    return _mix64(seed + _GOLDEN).view(np.int64)
+
+
+def stream_keys(
+    stream: npt.NDArray[np.int64], position: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int32]:
+    """Two key words per row: [R] of `seed_streams` and [R] positions to [R, 2] int32."""
+    mixed = _mix64(stream.view(np.uint64) + position.astype(np.uint64) * _GOLDEN)
+    return mixed.view(np.int32).reshape(-1, 2)
+
+
 def row_keys(
     seed: npt.NDArray[np.uint64], position: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int32]:
-    """Two key words per row: [R] seeds and [R] positions to [R, 2] int32.
-
-    The seed is mixed before the position is added, so that neighbouring seeds are not the same
-    stream shifted by a few positions.
-    """
-    stream = _mix64(seed + _GOLDEN)
-    mixed = _mix64(stream + position.astype(np.uint64) * _GOLDEN)
-    return mixed.view(np.int32).reshape(-1, 2)
+    """Two key words per row: [R] seeds and [R] positions to [R, 2] int32."""
+    return stream_keys(seed_streams(seed), position)
 
 
 def gumbel_noise(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:

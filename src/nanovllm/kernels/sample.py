@@ -1,0 +1,176 @@
+"""Draws a token per row: the argmax of `logits / T` plus Gumbel noise, or of the logits (SMP-1..5).
+
+The noise is `gumbel_noise`'s, `-log(E)` with E exponential, and the kernel looks for the smallest
+`cost = E * exp((peak - logit) / T)`, which is the same token with a logarithm less for each. The
+vocabulary is cut into chunks, each with the peak of its own; the second kernel makes their best
+costs comparable.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from nanovllm.kernels._triton import cdiv, jit, next_power_of_2, tl
+from nanovllm.kernels.gumbel_noise import gumbel_noise, stream_keys
+
+_CHUNK = 4096
+_LOWEST_TEMPERATURE = torch.finfo(torch.float32).tiny
+"""A temperature below fp32's normal range is greedy."""
+
+
+def sample_reference(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    streams: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """What `sample` computes."""
+    logits = logits.float()
+    peak = logits.amax(dim=-1, keepdim=True)
+    keys = torch.from_numpy(stream_keys(streams.cpu().numpy(), positions.cpu().numpy()))
+    noise = gumbel_noise(keys.to(logits.device), logits.shape[1])
+    perturbed = (logits - peak) / temperatures[:, None] + noise
+    greedy = temperatures[:, None] < _LOWEST_TEMPERATURE
+    token_ids = torch.where(greedy, logits, perturbed).argmax(dim=-1)
+    return token_ids.masked_fill(~peak[:, 0].isfinite(), -1)
+
+
+def sample(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    streams: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """Token ids, int64 [B]; the lowest id on ties.
+
+    -1 in a row with NaN or +inf, or with nothing above -inf (SMP-5).
+
+    Args:
+        logits: [B, V], any stride between rows.
+        temperatures: fp32 [B].
+        streams: int64 [B], `seed_streams` of the rows' seeds.
+        positions: int64 [B], what the noise depends on besides.
+    """
+    batch, vocab_size = logits.shape
+    chunks = cdiv(vocab_size, _CHUNK)
+    best = logits.new_empty((2, batch, chunks), dtype=torch.float32)
+    best_ids = logits.new_empty((batch, chunks), dtype=torch.int32)
+    token_ids = logits.new_empty(batch, dtype=torch.int64)
+    _sample_chunk_kernel[(chunks, batch)](
+        logits,
+        temperatures,
+        streams,
+        positions,
+        best,
+        best_ids,
+        vocab_size,
+        logits.stride(0),
+        LOWEST_TEMPERATURE=_LOWEST_TEMPERATURE,
+        BLOCK=_CHUNK,
+        num_warps=8,
+    )
+    _best_chunk_kernel[(batch,)](
+        best,
+        best_ids,
+        temperatures,
+        token_ids,
+        chunks,
+        LOWEST_TEMPERATURE=_LOWEST_TEMPERATURE,
+        BLOCK=next_power_of_2(chunks),
+        num_warps=1,
+    )
+    return token_ids
+
+
+@jit
+def _sample_chunk_kernel(
+    logits,
+    temperatures,
+    streams,
+    positions,
+    best,
+    best_ids,
+    vocab_size,
+    logits_stride,
+    LOWEST_TEMPERATURE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The peak of a chunk, the lowest cost, and whose it is."""
+    chunk = tl.program_id(0)
+    row = tl.program_id(1)
+    token_id = chunk * BLOCK + tl.arange(0, BLOCK)
+    start = logits + row.to(tl.int64) * logits_stride
+    x = tl.load(start + token_id, token_id < vocab_size, float("-inf")).to(tl.float32)
+    x = tl.where(x == x, x, float("inf"))  # a maximum may pass over NaN
+    peak = tl.max(x, 0)
+    # Relative to an infinite peak there would be NaN; to 0, a chunk of -inf has costs of +inf.
+    gap = _finite_or_0(peak) - x
+    temperature = tl.load(temperatures + row)
+    if temperature < LOWEST_TEMPERATURE:
+        cost = gap
+    else:
+        key = _row_key(tl.load(streams + row), tl.load(positions + row))
+        cost = _exponential(token_id, key) * tl.exp2(gap * (1.4426950408889634 / temperature))
+    lowest, index = tl.min(cost, 0, return_indices=True, return_indices_tie_break_left=True)
+    out = row * tl.num_programs(0) + chunk
+    tl.store(best + out, peak)
+    tl.store(best + tl.num_programs(0) * tl.num_programs(1) + out, lowest)
+    tl.store(best_ids + out, chunk * BLOCK + index)
+
+
+@jit
+def _best_chunk_kernel(
+    best,
+    best_ids,
+    temperatures,
+    token_ids,
+    num_chunks,
+    LOWEST_TEMPERATURE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The token of a row: the logarithms of its chunks' costs, all relative to the row's peak."""
+    row = tl.program_id(0)
+    chunk = tl.arange(0, BLOCK)
+    inside = chunk < num_chunks
+    offset = row * num_chunks + chunk
+    peaks = tl.load(best + offset, inside, float("-inf"))
+    costs = tl.load(best + tl.num_programs(0) * num_chunks + offset, inside, float("inf"))
+    ids = tl.load(best_ids + offset, inside, -1)
+    peak = tl.max(peaks, 0)
+    gaps = _finite_or_0(peak) - peaks
+    temperature = tl.load(temperatures + row)
+    if temperature < LOWEST_TEMPERATURE:
+        costs = gaps
+    else:
+        costs = gaps / temperature + tl.log(costs)
+    _, index = tl.min(costs, 0, return_indices=True, return_indices_tie_break_left=True)
+    token_id = tl.max(tl.where(chunk == index, ids, -1), 0)
+    tl.store(token_ids + row, tl.where(tl.abs(peak) == float("inf"), -1, token_id))
+
+
+@jit
+def _finite_or_0(x):
+    return tl.where(tl.abs(x) == float("inf"), 0.0, x)
+
+
+@jit
+def _row_key(stream, position):
+    """`stream_keys`: SplitMix64's finaliser of one row, uint64."""
+    x = stream.to(tl.uint64) + position.to(tl.uint64) * 0x9E3779B97F4A7C15
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@jit
+def _exponential(token_id, key):
+    """E of each token: `gumbel_noise` is -log(E)."""
+    x = token_id.to(tl.uint32) ^ key.to(tl.uint32)
+    x = (x ^ (x >> 17)) * 0xED5AD4BB + (key >> 32).to(tl.uint32)
+    x = (x ^ (x >> 11)) * 0xAC4C1B51
+    x = (x ^ (x >> 15)) * 0x31848BAB
+    x = x ^ (x >> 14)
+    u = tl.minimum((x.to(tl.float32) + 0.5) * 2.0**-32, 1.0 - 2.0**-24)
+    # -log1p(-u), by its series where 1 - u would lose the digits of u.
+    series = u * (1.0 + u * (0.5 + u * (1.0 / 3.0 + u * 0.25)))
+    return tl.where(u < 2.0**-6, series, -tl.log(1.0 - u))
