@@ -56,6 +56,7 @@ class SchedulerConfig:
             leave of the budget, so that a long prompt does not stall the streams.
         max_consecutive_prefills: prefill-only steps in a row while a decode waits (SCH-1). Hence a
             running request advances in one of `max_consecutive_prefills + 1` steps (SCH-6).
+        max_steps_in_flight: steps that may be planned before the first of them is committed.
         seed: of the seeds that requests without one are given; None draws it from the system.
     """
 
@@ -68,10 +69,12 @@ class SchedulerConfig:
     policy: Policy = "prefill_first"
     max_consecutive_prefills: int = 8
     enable_prefix_caching: bool = True
+    max_steps_in_flight: int = 1
     seed: int | None = None
 
     def __post_init__(self) -> None:
         for name in (
+            "max_steps_in_flight",
             "max_num_seqs",
             "max_num_batched_tokens",
             "max_model_len",
@@ -111,6 +114,8 @@ class Config:
         attention_backend: `torch` runs everywhere; `triton` and `flash_attn` need CUDA. `auto` is
             `triton` on CUDA and `torch` elsewhere.
         enforce_eager: never use CUDA graphs.
+        async_scheduling: on CUDA, plan and launch a step before the tokens of the one before it are
+            known, so that the GPU never waits for the host. Tokens are the same either way.
         device: `auto` (CUDA if there is one), `cpu` or `cuda`.
         dtype: `auto` is float32 on a CPU and the checkpoint's own elsewhere.
         skip_tokenizer: token ids in, token ids out; for checkpoints without a tokenizer.
@@ -132,6 +137,7 @@ class Config:
     tensor_parallel_size: int = 1
     attention_backend: Literal["auto", "torch", "triton", "flash_attn"] = "auto"
     enforce_eager: bool = False
+    async_scheduling: bool = True
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     skip_tokenizer: bool = False
@@ -152,7 +158,12 @@ class Config:
         _check_share("gpu_memory_utilization", self.gpu_memory_utilization, 1)
         if self.kvcache_memory_gb is not None:
             _check_share("kvcache_memory_gb", self.kvcache_memory_gb, sys.float_info.max)
-        for name in ("enable_prefix_caching", "enforce_eager", "skip_tokenizer"):
+        for name in (
+            "enable_prefix_caching",
+            "enforce_eager",
+            "async_scheduling",
+            "skip_tokenizer",
+        ):
             _check_bool(name, getattr(self, name))
         _check_seed(self.seed)
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -138,6 +138,7 @@ class LLM(LLMEngine):
             yield requests
         finally:
             if not self._closed:
+                self._land_all()
                 for request in requests:
                     self.abort_request(request.request_id)
                     self._finished.pop(request.request_id, None)

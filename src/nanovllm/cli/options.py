@@ -163,6 +163,13 @@ class EngineOptions:
         str, _engine("auto, torch, triton or flash_attn; auto is triton on CUDA.", "--backend")
     ] = "auto"
     enforce_eager: Annotated[bool, _engine("Never use CUDA graphs.", "--enforce-eager")] = False
+    async_scheduling: Annotated[
+        bool,
+        _engine(
+            "On CUDA, launch a step before the tokens of the one before are known.",
+            "--async-scheduling/--no-async-scheduling",
+        ),
+    ] = True
     skip_tokenizer: Annotated[
         bool, _engine("Token ids in, token ids out (needs --input).", "--skip-tokenizer")
     ] = False

@@ -19,7 +19,7 @@ from nanovllm.engine.decode_graphs import DecodeGraphs, graph_batch_sizes
 from nanovllm.engine.decode_state import DecodeState, Int32, Seats
 from nanovllm.engine.gpu_memory import GpuMemory, MemoryMeter
 from nanovllm.engine.largest_step import largest_step
-from nanovllm.engine.model_input import prepare_model_input
+from nanovllm.engine.model_input import ModelInput, name_pending_tokens, prepare_model_input
 from nanovllm.engine.model_runner import (
     DoneStep,
     ModelRunner,
@@ -52,6 +52,7 @@ class CudaModelRunner(ModelRunner):
         self.meter = MemoryMeter(device)
         self.graphs: DecodeGraphs | None = None
         super().__init__(config, model_config, backend, device, tp)
+        self.steps_ahead = int(config.async_scheduling)
         self._make_state()
         if not config.enforce_eager:
             self.graphs = self._capture(graph_batch_sizes(config.max_num_seqs))
@@ -100,17 +101,28 @@ class CudaModelRunner(ModelRunner):
 
     @torch.inference_mode()
     def launch(self, step: ScheduledStep) -> PendingStep:
-        seats, updates = self.seats.take(step.rows)
+        rows = step.rows
+        seats, updates = self.seats.take(rows)
         self.state.apply(updates)
-        if all(row.is_decode for row in step.rows):
-            logits = self._decode(step.rows, seats)
-            return self._finish(logits, [row.seq for row in step.rows], seats, drawn=True)
-        logits = self.compute_logits(prepare_model_input(step, self.block_size))
-        picked = [i for i, row in enumerate(step.rows) if row.samples]
+        if all(row.is_decode for row in rows):
+            return self._finish(self._decode(rows, seats), rows, seats, drawn=True)
+        inputs = prepare_model_input(step, self.block_size)
+        name_pending_tokens(inputs, seats)
+        logits = self.compute_logits(inputs)
+        picked = [i for i, row in enumerate(rows) if row.samples]
         if not picked:
             return DoneStep(StepResult())
-        seqs = [step.rows[i].seq for i in picked]
-        return self._finish(logits, seqs, seats[picked], drawn=False)
+        return self._finish(logits, [rows[i] for i in picked], seats[picked], drawn=False)
+
+    def needs_last_tokens(self, step: ScheduledStep) -> bool:
+        return not all(row.seq.params.is_plain for row in step.rows if row.samples)
+
+    def _input_ids(self, inputs: ModelInput) -> torch.Tensor:
+        input_ids = super()._input_ids(inputs)
+        if inputs.input_ids.min() >= 0:
+            return input_ids
+        seats = (-1 - input_ids).clamp(min=0)
+        return torch.where(input_ids < 0, self.state.last_tokens[seats], input_ids)
 
     def forget(self, seqs: Iterable[Sequence]) -> None:
         for seq in seqs:
@@ -166,14 +178,15 @@ class CudaModelRunner(ModelRunner):
         self.inputs.tokens[: len(tokens)] = tokens
 
     def _finish(
-        self, logits: torch.Tensor, seqs: list[Sequence], seats: Int32, drawn: bool
+        self, logits: torch.Tensor, rows: Seq[ScheduledRow], seats: Int32, drawn: bool
     ) -> PendingStep:
-        """Tokens of `seqs`: those drawn on the device, or all by the host's sampler."""
+        """Tokens of rows that sample: those drawn on the device, or all by the host's sampler."""
+        seqs = [row.seq for row in rows]
         logits = logits[: len(seqs)]
         if not self.seats.plain[seats].all():
             return DoneStep(self._sample_on_host(logits, seqs, seats))
         if not drawn:
-            positions = torch.tensor([len(seq.token_ids) for seq in seqs], device=self.device)
+            positions = torch.tensor([row.end for row in rows], device=self.device)
             self._draw(logits, self._to_device(seats).long(), positions)
         return CopiedStep(seqs, self.copies.start(self.inputs.tokens[: len(seqs)]))
 

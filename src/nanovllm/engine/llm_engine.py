@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, replace
@@ -12,7 +13,7 @@ from typing import Any, Self
 
 from nanovllm.config import Config, SchedulerConfig
 from nanovllm.engine.detokenizer import Detokenizer
-from nanovllm.engine.model_runner import StepResult
+from nanovllm.engine.model_runner import PendingStep, StepResult
 from nanovllm.engine.request import Request, Sample
 from nanovllm.engine.runners import make_runner
 from nanovllm.engine.scheduler import Scheduler
@@ -58,6 +59,7 @@ class LLMEngine:
         self.model_config = model_config
         self.model_runner = make_runner(config, model_config)
         self.scheduler = self._make_scheduler()
+        self._flights: deque[tuple[ScheduledStep, PendingStep]] = deque()
         self._live: dict[int, Request] = {}  # by seq_id, one entry a sample
         self._finished: dict[int, Request] = {}  # by request_id, not handed over yet
         self._closed = False
@@ -73,6 +75,7 @@ class LLMEngine:
             policy=self.config.scheduling_policy,
             max_consecutive_prefills=self.config.max_consecutive_prefills,
             enable_prefix_caching=self.config.enable_prefix_caching,
+            max_steps_in_flight=1 + self.model_runner.steps_ahead,
             seed=self.config.seed,
         )
         if self.config.trace is None:
@@ -151,6 +154,7 @@ class LLMEngine:
     def abort_request(self, request_id: int) -> bool:
         """End a request and all of its samples; False if it is unknown or has ended (SCH-13)."""
         self._check_open()
+        self._land_all()
         live = [s for s, request in self._live.items() if request.request_id == request_id]
         seqs = [self._sample(seq_id).seq for seq_id in live]
         for seq_id in live:
@@ -166,7 +170,7 @@ class LLMEngine:
     # ---- steps -----------------------------------------------------------------------------
 
     def step(self) -> StepOutput:
-        """Schedule, run and commit one step; idle if there is nothing to do.
+        """Execute a step to its end; idle if there is nothing to do.
 
         A step that raises ends its requests with reason `error`; the others go on (SCH-15).
         """
@@ -184,22 +188,55 @@ class LLMEngine:
         )
 
     def _advance(self) -> ScheduledStep:
-        if self.scheduler.in_flight:
-            # An interrupt at the wrong moment left it behind.
-            self._fail(self.scheduler.in_flight, "interrupted")
-        step = self.scheduler.schedule()
-        self.model_runner.forget(step.preempted)
-        if not step.rows:
-            return step
+        """Launch as many steps as may be in flight, then land the first one."""
+        self._fail_left_behind()
+        while len(self._flights) < self.scheduler.config.max_steps_in_flight:
+            step = self.scheduler.schedule()
+            self.model_runner.forget(step.preempted)
+            if not step.rows:
+                break
+            self._launch(step)
+        return self._land() if self._flights else step
+
+    def _fail_left_behind(self) -> None:
+        """Steps that were planned and not launched: an interrupt came at the wrong moment."""
+        launched = {step.step_id for step, _ in self._flights}
+        for step in self.scheduler.in_flight:
+            if step.step_id not in launched:
+                self._fail(step, "interrupted")
+
+    def _launch(self, step: ScheduledStep) -> None:
+        if self._flights and self.model_runner.needs_last_tokens(step):
+            self._land_all()
         try:
-            ended = self._commit(step, self.model_runner.run(step))
+            pending = self.model_runner.launch(step)
         except BaseException as error:
-            self._fail(step, f"{type(error).__name__}: {error}".rstrip(": "))
-            if not isinstance(error, Exception):
-                raise
+            self._land_all()
+            self._fail_for(step, error)
         else:
+            self._flights.append((step, pending))
+
+    def _land(self) -> ScheduledStep:
+        """Wait for the first step in flight, and apply its tokens."""
+        step, pending = self._flights[0]
+        try:
+            ended = self._commit(step, pending.result())
+        except BaseException as error:
+            self._flights.popleft()
+            self._fail_for(step, error)
+        else:
+            self._flights.popleft()
             self._collect(ended)
         return step
+
+    def _land_all(self) -> None:
+        while self._flights:
+            self._land()
+
+    def _fail_for(self, step: ScheduledStep, error: BaseException) -> None:
+        self._fail(step, f"{type(error).__name__}: {error}".rstrip(": "))
+        if not isinstance(error, Exception):
+            raise error
 
     def _fail(self, step: ScheduledStep, cause: str) -> None:
         self.scheduler.fail_step(step, cause)
@@ -208,13 +245,13 @@ class LLMEngine:
         self._collect([seq for seq in seqs if seq.is_finished])
 
     def _commit(self, step: ScheduledStep, result: StepResult) -> list[Sequence]:
+        # A row that was planned ahead of its request's end has no use for its token.
+        tokens = {s: token for s, token in result.token_ids.items() if s in self._live}
         for seq_id, logprobs in result.logprobs.items():
             self._sample(seq_id).logprobs.append(logprobs)
         # Text comes before the commit: a stop string is a reason to end, and wins over `length`.
-        stopped = [
-            seq_id for seq_id, token in result.token_ids.items() if self._sample(seq_id).push(token)
-        ]
-        return self.scheduler.commit(step, result.token_ids, failed=result.failed, stopped=stopped)
+        stopped = [seq_id for seq_id, token in tokens.items() if self._sample(seq_id).push(token)]
+        return self.scheduler.commit(step, tokens, failed=result.failed, stopped=stopped)
 
     def _collect(self, ended: list[Sequence]) -> None:
         """Finish the text of sequences that ended, and the requests that ended with them."""
@@ -232,6 +269,7 @@ class LLMEngine:
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running requests are not affected (API-8)."""
         self._check_open()
+        self._land_all()
         self.scheduler.reset_prefix_cache()
 
     def stats(self) -> Stats:
@@ -252,6 +290,7 @@ class LLMEngine:
         if not self._closed:
             self.model_runner.close()
         self._closed = True
+        self._flights.clear()
         for name in ("model_runner", "scheduler"):
             self.__dict__.pop(name, None)
 

@@ -17,7 +17,8 @@ class ModelInput:
     """T tokens in R rows; no sequence objects below this line.
 
     Attributes:
-        input_ids: [T] the tokens to compute.
+        input_ids: [T] the tokens to compute; below 0 one that a step in flight is to draw, see
+            `name_pending_tokens`.
         positions: [T] their positions, `start .. start + count - 1` of each row (KV-7).
         slot_mapping: [T] where their KV goes: `table[i // bs] * bs + i % bs` (KV-1).
         cu_seqlens_q: [R + 1] where each row begins in the T tokens.
@@ -53,7 +54,7 @@ def prepare_model_input(step: ScheduledStep, block_size: int) -> ModelInput:
     row_of_token = np.repeat(np.arange(len(rows)), counts)
     positions = np.arange(cu_seqlens_q[-1]) + np.repeat(starts - cu_seqlens_q[:-1], counts)
     blocks = block_tables[row_of_token, positions // block_size].astype(np.int64)
-    tokens = chain.from_iterable(row.seq.token_ids[row.start : row.end] for row in rows)
+    tokens = chain.from_iterable(_tokens(row) for row in rows)
     samples = np.array([row.samples for row in rows])
     return ModelInput(
         input_ids=np.fromiter(tokens, dtype=np.int64, count=len(positions)),
@@ -64,3 +65,16 @@ def prepare_model_input(step: ScheduledStep, block_size: int) -> ModelInput:
         block_tables=block_tables,
         last_tokens=cu_seqlens_q[1:][samples] - 1,
     )
+
+
+def _tokens(row: ScheduledRow) -> list[int]:
+    """Tokens of a row, -1 for the one that is not known yet."""
+    tokens = row.seq.token_ids[row.start : row.end]
+    return tokens if len(tokens) == row.count else [*tokens, -1]
+
+
+def name_pending_tokens(inputs: ModelInput, seats: Int32) -> None:
+    """Replace each token that is not known by `-1 - seat` of its row: its seat will hold it."""
+    unknown = np.flatnonzero(inputs.input_ids < 0)
+    rows = np.searchsorted(inputs.cu_seqlens_q, unknown, side="right") - 1
+    inputs.input_ids[unknown] = -1 - seats[rows]

@@ -155,9 +155,16 @@ class ModelRunner:
     def max_blocks_per_seq(self) -> int:
         return -(-self.max_model_len // self.block_size)
 
+    steps_ahead = 0
+    """Steps that may be launched before the tokens of the one before are known."""
+
     def launch(self, step: ScheduledStep) -> PendingStep:
         """Start a step with at least one row; its tokens come later."""
         return DoneStep(self.run(step))
+
+    def needs_last_tokens(self, step: ScheduledStep) -> bool:
+        """Whether the host must know all tokens before it can launch this one."""
+        return True
 
     def forget(self, seqs: Iterable[Sequence]) -> None:
         """These were preempted: what is remembered of their blocks is void."""
@@ -189,8 +196,11 @@ class ModelRunner:
                 max_context_len=int(inputs.context_lens.max()),
             ),
         )
-        hidden = self.model(to_device(inputs.input_ids), to_device(inputs.positions), context)
+        hidden = self.model(self._input_ids(inputs), to_device(inputs.positions), context)
         return self.model.compute_logits(hidden[to_device(inputs.last_tokens)])
+
+    def _input_ids(self, inputs: ModelInput) -> torch.Tensor:
+        return self._to_device(inputs.input_ids)
 
     def _to_device(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.as_tensor(array, device=self.device)

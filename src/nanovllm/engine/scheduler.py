@@ -45,8 +45,14 @@ class Scheduler:
         config: limits, policy, end-of-sequence ids.
         hash_function: see `BlockManager`; for tests.
 
-    Call `schedule`, execute the step, then `commit` or `fail_step` it. Until then `schedule`
-    returns an empty step (SCH-5).
+    Call `schedule`, execute the step, then `commit` or `fail_step` it. With
+    `config.max_steps_in_flight` steps outstanding `schedule` returns an empty step (SCH-5).
+
+    With more than one, a plan takes for granted that those in flight are executed: their positions
+    count as computed, and the token that one will draw is known by its place. If it turns out to
+    end the request, the row planned behind it is computed for nothing and discarded; its blocks are
+    given back at once, which is safe as long as steps execute in order. Nobody is preempted while a
+    step is in flight that may use the victim's blocks.
     """
 
     def __init__(self, config: SchedulerConfig, hash_function: HashFunction = hash_block) -> None:
@@ -60,7 +66,9 @@ class Scheduler:
         self.followers: dict[int, list[Sequence]] = {}
         self.stats = SchedulerStats()
         self._live: dict[int, Sequence] = {}
-        self._in_flight: ScheduledStep | None = None
+        self._flights: list[ScheduledStep] = []
+        # Blocks ran short while steps were in flight: plan no more until they have landed.
+        self._must_land = False
         self._next_seq_id = 0
         self._prefill_streak = 0
         self._seeds = random.Random(config.seed)
@@ -118,7 +126,7 @@ class Scheduler:
         seq = self._live.get(seq_id)
         if seq is None or seq.abort_requested:
             return False
-        if self._in_flight and any(row.seq is seq for row in self._in_flight.rows):
+        if any(row.seq is seq for step in self._flights for row in step.rows):
             seq.abort_requested = True
         else:
             self._finish(seq, FinishReason.ABORT)
@@ -132,9 +140,9 @@ class Scheduler:
         return not self._live
 
     @property
-    def in_flight(self) -> ScheduledStep | None:
-        """The step that is neither committed nor failed yet."""
-        return self._in_flight
+    def in_flight(self) -> tuple[ScheduledStep, ...]:
+        """The steps that are neither committed nor failed yet, in order."""
+        return tuple(self._flights)
 
     @property
     def num_waiting(self) -> int:
@@ -143,15 +151,32 @@ class Scheduler:
     # ---- the plan --------------------------------------------------------------------------
 
     def schedule(self) -> ScheduledStep:
-        """Plan the next step; empty when there is nothing to do or a step is in flight (SCH-5)."""
+        """Plan the next step; empty when there is nothing to do, or enough in flight (SCH-5)."""
         plan = StepBuilder(self.config.max_num_batched_tokens)
-        if self._in_flight is None:
+        self._must_land = self._must_land and bool(self._flights)
+        if len(self._flights) < self.config.max_steps_in_flight and not self._must_land:
             self._plan(plan)
         step = plan.build(self.stats.num_steps)
         if step.rows:
-            self._in_flight = step
-            self.stats.num_steps += 1
+            self._take_off(step)
         return step
+
+    def _take_off(self, step: ScheduledStep) -> None:
+        self._flights.append(step)
+        self.stats.num_steps += 1
+        for row in step.rows:
+            row.seq.num_in_flight_tokens += row.count
+            row.seq.num_pending_tokens += row.samples
+
+    def _require_in_flight(self, step: ScheduledStep) -> None:
+        if not self._flights or step is not self._flights[0]:
+            raise ValueError(f"step {step.step_id} is not the one in flight")
+
+    def _land(self, step: ScheduledStep) -> None:
+        self._flights.remove(step)
+        for row in step.rows:
+            row.seq.num_in_flight_tokens -= row.count
+            row.seq.num_pending_tokens -= row.samples
 
     def _plan_mixed(self, plan: StepBuilder) -> None:
         self._serve(self.running, plan)
@@ -159,11 +184,11 @@ class Scheduler:
 
     def _plan_prefill_first(self, plan: StepBuilder) -> None:
         """Prompts first, but at most `max_consecutive_prefills` such steps while a decode waits."""
-        decoding = [seq for seq in self.running if seq.num_uncomputed_tokens == 1]
+        decoding = [seq for seq in self.running if seq.num_unscheduled_tokens == 1]
         if not decoding:
             self._prefill_streak = 0
         if self._prefill_streak < self.config.max_consecutive_prefills:
-            self._serve([seq for seq in self.running if seq.num_uncomputed_tokens > 1], plan)
+            self._serve([seq for seq in self.running if seq.num_unscheduled_tokens > 1], plan)
             self._admit(plan)
         if plan.rows:
             self._prefill_streak += 1
@@ -176,16 +201,17 @@ class Scheduler:
 
     def _serve(self, seqs: Seq[Sequence], plan: StepBuilder) -> None:
         """Continue `seqs`, oldest first: a token each for decodes, chunks into what they leave."""
-        decodes_left = sum(seq.num_uncomputed_tokens == 1 for seq in seqs)
+        decodes_left = sum(seq.num_unscheduled_tokens == 1 for seq in seqs)
         for seq in tuple(seqs):
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # preempted by an older one a moment ago
-            count = seq.num_uncomputed_tokens
+            count = seq.num_unscheduled_tokens
             if count == 1:
                 decodes_left -= 1
             elif count > plan.budget - decodes_left:
                 count = plan.budget - decodes_left
-            if count and self._make_room(seq, seq.num_computed_tokens + count, plan):
+            end = seq.num_computed_tokens + seq.num_in_flight_tokens + count
+            if count and self._make_room(seq, end, plan):
                 plan.add(seq, count)
 
     def _make_room(self, seq: Sequence, num_tokens: int, plan: StepBuilder) -> bool:
@@ -198,6 +224,9 @@ class Scheduler:
         if num_tokens <= len(seq.block_table) * blocks.block_size:
             return True
         while not blocks.can_append(seq, num_tokens):
+            if self._flights:
+                self._must_land = True
+                return False
             victim = self.running[-1]
             self._preempt(victim)
             plan.preempted.append(victim)
@@ -223,6 +252,7 @@ class Scheduler:
         while (
             self.waiting
             and not plan.preempted
+            and not self._must_land
             and plan.budget
             and len(self.running) < self.config.max_num_seqs
         ):
@@ -269,21 +299,22 @@ class Scheduler:
         ended: list[Sequence] = []
         for row in step.rows:
             seq = row.seq
+            if seq.is_finished:
+                continue  # by the step before: the row was computed for nothing
             if seq.abort_requested:
                 ended += self._finish(seq, FinishReason.ABORT)
             elif seq.seq_id in failed:
                 ended += self._finish(seq, FinishReason.ERROR, failed[seq.seq_id])
             else:
-                samples = row.samples
-                seq.num_computed_tokens = row.start + row.count
-                self.block_manager.publish(seq, row.start, seq.num_computed_tokens)
-                if not samples:
+                seq.num_computed_tokens = row.end
+                self.block_manager.publish(seq, row.start, row.end)
+                if not row.samples:
                     continue
                 reason = self._append(seq, token_ids[seq.seq_id], seq.seq_id in stopped)
                 if reason:
                     ended += self._finish(seq, reason)
         self.stats.num_computed_tokens += step.num_tokens
-        self._in_flight = None
+        self._land(step)
         return ended
 
     def fail_step(self, step: ScheduledStep, cause: str) -> list[Sequence]:
@@ -296,12 +327,8 @@ class Scheduler:
         for row in step.rows:
             if not row.seq.is_finished:
                 ended += self._finish(row.seq, FinishReason.ERROR, cause)
-        self._in_flight = None
+        self._land(step)
         return ended
-
-    def _require_in_flight(self, step: ScheduledStep) -> None:
-        if step is not self._in_flight:
-            raise ValueError(f"step {step.step_id} is not the one in flight")
 
     def _append(self, seq: Sequence, token_id: int, stopped: bool) -> FinishReason | None:
         """Append a sampled token; the reason if it is the last one, `stop` before `length`."""

@@ -26,7 +26,7 @@ class FinishReason(StrEnum):
 class Sequence:
     """One sample of one request.
 
-    The only notion of progress is `num_computed_tokens`, the positions whose KV is written::
+    Progress is `num_computed_tokens`, the positions whose KV is written::
 
         |<------ num_prompt_tokens ------>|<--- num_completion_tokens --->|
         [ computed, KV in block_table ............ | not computed yet ....]
@@ -34,6 +34,9 @@ class Sequence:
 
     Prefill, a chunk of it, decode and the re-prefill after a preemption are all "compute the
     positions `[start, start + count)`"; decode is the case of one uncomputed token.
+
+    While a step is in flight, its positions are `num_in_flight_tokens`, and the token that it will
+    draw is the one of `num_pending_tokens`: known by its place, not by its id.
     """
 
     __slots__ = (
@@ -47,6 +50,8 @@ class Sequence:
         "max_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_in_flight_tokens",
+        "num_pending_tokens",
         "num_prompt_tokens",
         "params",
         "salt",
@@ -78,6 +83,8 @@ class Sequence:
         self.token_ids = list(token_ids)
         self.num_prompt_tokens = len(token_ids)
         self.num_computed_tokens = 0
+        self.num_in_flight_tokens = 0
+        self.num_pending_tokens = 0
         # Prefix-cache hits at the first admission: a preempted request counts once (PFX-17).
         self.num_cached_tokens: int | None = None
 
@@ -108,6 +115,14 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_unscheduled_tokens(self) -> int:
+        """Positions that a plan may take: none of a request that is certain to end (SCH-12)."""
+        ends = self.num_completion_tokens + self.num_pending_tokens >= self.max_tokens
+        if self.abort_requested or (self.num_pending_tokens and ends):
+            return 0
+        return self.num_uncomputed_tokens - self.num_in_flight_tokens + self.num_pending_tokens
 
     @property
     def prompt_token_ids(self) -> list[int]:

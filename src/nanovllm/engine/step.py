@@ -20,22 +20,28 @@ class StepKind(StrEnum):
 class ScheduledRow(NamedTuple):
     """Compute the positions `[start, start + count)` of `seq`.
 
-    `block_table` is a snapshot that covers exactly these positions (BLK-4).
+    Attributes:
+        block_table: a snapshot that covers exactly these positions (BLK-4).
+        samples: whether the row reaches the newest token, so that the next one is drawn. That token
+            may itself be still to be drawn, by a step in flight.
     """
 
     seq: Sequence
     start: int
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs of a row
     block_table: array[int]
+    samples: bool
+
+    @classmethod
+    def next_of(cls, seq: Sequence, count: int) -> ScheduledRow:
+        """The next `count` positions of `seq`, behind those that are computed or in flight."""
+        start = seq.num_computed_tokens + seq.num_in_flight_tokens
+        newest = seq.num_tokens + seq.num_pending_tokens
+        return cls(seq, start, count, seq.block_table[:], start + count == newest)
 
     @property
     def end(self) -> int:
         return self.start + self.count
-
-    @property
-    def samples(self) -> bool:
-        """Whether the row reaches the last known token, so that the next one is sampled."""
-        return self.start + self.count == len(self.seq.token_ids)
 
     @property
     def is_decode(self) -> bool:
@@ -76,7 +82,7 @@ class StepBuilder:
     def add(self, seq: Sequence, count: int) -> None:
         assert 1 <= count <= self.budget, f"{count} tokens into a budget of {self.budget}"
         self.budget -= count
-        self.rows.append(ScheduledRow(seq, seq.num_computed_tokens, count, seq.block_table[:]))
+        self.rows.append(ScheduledRow.next_of(seq, count))
 
     def build(self, step_id: int) -> ScheduledStep:
         return ScheduledStep(step_id, tuple(self.rows), tuple(self.preempted))

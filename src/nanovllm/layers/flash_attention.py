@@ -33,9 +33,7 @@ class FlashContext(TritonContext):
                 causal=True,
             )
             return out.squeeze(1)
-        cu_seqlens_k = torch.nn.functional.pad(
-            inputs.context_lens.cumsum(0, dtype=torch.int32), (1, 0)
-        )
+        lengths = inputs.context_lens.cumsum(0, dtype=torch.int32)
         varlen: torch.Tensor = flash_attn_varlen_func(
             q,
             k_cache,

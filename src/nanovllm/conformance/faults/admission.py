@@ -36,7 +36,7 @@ class BudgetCountsRows(StepBuilder):
 
     def add(self, seq: Sequence, count: int) -> None:
         self.budget -= 1
-        self.rows.append(ScheduledRow(seq, seq.num_computed_tokens, count, seq.block_table[:]))
+        self.rows.append(ScheduledRow.next_of(seq, count))
 
 
 @planted("SCH-3")

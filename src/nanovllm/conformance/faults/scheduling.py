@@ -200,7 +200,7 @@ class FailedStepStaysInFlight(Scheduler):
 
     def fail_step(self, step: ScheduledStep, cause: str) -> list[Sequence]:
         ended = super().fail_step(step, cause)
-        self._in_flight = step
+        self._flights.append(step)
         return ended
 
 
@@ -209,7 +209,7 @@ class FailedStepRestoresTooMuch(Scheduler):
     """Requests of a step that raised are put back as if it had been computed."""
 
     def fail_step(self, step: ScheduledStep, cause: str) -> list[Sequence]:
-        self._in_flight = None
+        self._land(step)
         for row in step.rows:
             row.seq.num_computed_tokens = min(row.end, row.seq.num_tokens - 1)
         return []

@@ -40,7 +40,7 @@ class WholePromptLeavesNothing(Scheduler):
             return
         blocks.allocate(seq, hits, seq.num_tokens)
         self._start(seq, seq.num_tokens)
-        plan.rows.append(ScheduledRow(seq, seq.num_tokens, 0, seq.block_table[:]))
+        plan.rows.append(ScheduledRow.next_of(seq, 0))
 
 
 @planted("PFX-2")

@@ -9,7 +9,7 @@ from nanovllm.conformance.planting import plantings_in
 from nanovllm.conformance.variants.variant import variant
 from nanovllm.engine.block_manager import Block, BlockManager, HashFunction, encode_tokens
 from nanovllm.engine.scheduler import Scheduler
-from nanovllm.engine.sequence import Sequence, SequenceStatus
+from nanovllm.engine.sequence import FinishReason, Sequence, SequenceStatus
 from nanovllm.engine.step import ScheduledStep, StepBuilder
 from nanovllm.sampling_params import SamplingParams
 
@@ -163,13 +163,14 @@ class FailedStepsAreRestored(Scheduler):
     """The requests of a step that raised are put back into the queue."""
 
     def fail_step(self, step: ScheduledStep, cause: str) -> list[Sequence]:
-        aborted = [row.seq for row in step.rows if row.seq.abort_requested]
+        self._land(step)
+        ended: list[Sequence] = []
         for row in step.rows:
-            if row.seq not in aborted and row.seq.status is SequenceStatus.RUNNING:
+            if row.seq.abort_requested:
+                ended += self._finish(row.seq, FinishReason.ERROR, cause)
+            elif row.seq.status is SequenceStatus.RUNNING:
                 self._preempt(row.seq)
-        gone = ScheduledStep(step.step_id, tuple(r for r in step.rows if r.seq in aborted))
-        self._in_flight = gone
-        return super().fail_step(gone, cause)
+        return ended
 
 
 VARIANTS = plantings_in(globals())
