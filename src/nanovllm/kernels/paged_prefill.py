@@ -148,21 +148,21 @@ def _paged_prefill_kernel(
 ):
     """One KV head and a tile of up to `BLOCK_M // GROUP` tokens of one row, with all query heads.
 
-    Tiles are numbered as if row r began at tile `cu_seqlens_q[r] // TOKENS + r`: room for all, and
+    Tiles are numbered as if row r began at tile `cu_seqlens_q[r] // tokens + r`: room for all, and
     found without a list of tiles. The last tiles, which see most, start first.
     """
-    TOKENS: tl.constexpr = BLOCK_M // GROUP
+    tokens: tl.constexpr = BLOCK_M // GROUP
     kv_head = tl.program_id(0)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
-    row = _find_row(cu_seqlens_q, num_rows, tile, TOKENS)
+    row = _find_row(cu_seqlens_q, num_rows, tile, tokens)
     first = tl.load(cu_seqlens_q + row)
     count = tl.load(cu_seqlens_q + row + 1) - first
-    start = (tile - first // TOKENS - row) * TOKENS
+    start = (tile - first // tokens - row) * tokens
     if start < count:
         m = tl.arange(0, BLOCK_M)
         token = start + m // GROUP
         column = tl.arange(0, BLOCK_D)[None, :]
-        inside = ((token < count) & (m < TOKENS * GROUP))[:, None] & (column < HEAD_DIM)
+        inside = ((token < count) & (m < tokens * GROUP))[:, None] & (column < HEAD_DIM)
         head = (first + token).to(tl.int64) * NUM_HEADS + kv_head * GROUP + m % GROUP
         offset = head[:, None] * HEAD_DIM + column
         queries = tl.load(q + offset, inside, 0.0)
@@ -170,7 +170,7 @@ def _paged_prefill_kernel(
         table = block_tables + tl.load(table_rows + row).to(tl.int64) * table_stride
         computed = tl.load(context_lens + row) - count
         seen = computed + token + 1
-        end = computed + tl.minimum(start + TOKENS, count)
+        end = computed + tl.minimum(start + tokens, count)
         # Tiles that every token sees need no mask.
         unmasked_end = (computed + start + 1) // BLOCK_N * BLOCK_N
         peak = tl.full([BLOCK_M], float("-inf"), tl.float32)

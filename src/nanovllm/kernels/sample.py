@@ -139,11 +139,9 @@ def _best_chunk_kernel(
     peak = tl.max(peaks, 0)
     gaps = _finite_or_0(peak) - peaks
     temperature = tl.load(temperatures + row)
-    if temperature < LOWEST_TEMPERATURE:
-        costs = gaps
-    else:
-        costs = gaps / temperature + tl.log(costs)
-    _, index = tl.min(costs, 0, return_indices=True, return_indices_tie_break_left=True)
+    if temperature >= LOWEST_TEMPERATURE:
+        gaps = gaps / temperature + tl.log(costs)
+    _, index = tl.min(gaps, 0, return_indices=True, return_indices_tie_break_left=True)
     token_id = tl.max(tl.where(chunk == index, ids, -1), 0)
     tl.store(token_ids + row, tl.where(tl.abs(peak) == float("inf"), -1, token_id))
 
@@ -170,7 +168,7 @@ def _exponential(token_id, key):
     x = (x ^ (x >> 11)) * 0xAC4C1B51
     x = (x ^ (x >> 15)) * 0x31848BAB
     x = x ^ (x >> 14)
-    u = tl.minimum((x.to(tl.float32) + 0.5) * 2.0**-32, 1.0 - 2.0**-24)
-    # -log1p(-u), by its series where 1 - u would lose the digits of u.
+    u = tl.minimum(x.to(tl.float32) * 2.0**-32 + 2.0**-33, 1.0 - 2.0**-24)
+    # -log1p(-u); by its series where 1 - u would lose the digits of u.
     series = u * (1.0 + u * (0.5 + u * (1.0 / 3.0 + u * 0.25)))
     return tl.where(u < 2.0**-6, series, -tl.log(1.0 - u))
