@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from nanovllm.conformance.adapters.reference import ReferenceCore
-from nanovllm.conformance.examination import Example, examine
+from nanovllm.conformance.examination import examine
 from nanovllm.conformance.faults import FAULTS, Fault
 from nanovllm.conformance.planting import Planting
 from nanovllm.conformance.registry import load_registry
-from nanovllm.conformance.runner import PROFILES, drawn, run_core
+from nanovllm.conformance.runner import all_drawn, recorded, run_core
 from nanovllm.conformance.scenarios import SCENARIOS, Scenario, run_scenario
 from nanovllm.conformance.spec_lint import namings_in
 from nanovllm.conformance.transport import local_door
@@ -31,11 +33,15 @@ DOORS: Mapping[str, tuple[str, ...]] = {
 
 REFERENCE = Planting("reference", "The reference itself.", "core", ReferenceCore, ReferenceCore)
 
-_UNDER_A_FAULT = """
-import sys, pytest
+_UNDER_FAULTS = """
+import json, os, sys, pytest
 from nanovllm.conformance.faults import FAULTS
-with FAULTS[sys.argv[1]].make():
-    sys.exit(pytest.main(sys.argv[2:]))
+for name, tests in json.loads(sys.argv[1]).items():
+    if os.fork() == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        with FAULTS[name].make():
+            os._exit(pytest.main([*sys.argv[2:], *tests]))
+    print(name, os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 """
 
 HARNESS = "harness"
@@ -79,48 +85,48 @@ def try_fault(fault: Fault, *, profile: str, seed: int, tests: Path) -> Trial:
     if fault.door == "unit":
         return _try_unit_tests(fault, tests)
     begin = time.process_time()
-    own = _findings(fault, profile, seed, {fault.convicts})
+    found = {"scenarios": scenario_findings(fault, {fault.convicts})}
+    if fault.door == "core":
+        found["machine"] = machine_findings(fault, profile, seed, {fault.convicts})
     seconds = time.process_time() - begin
-    everything = _findings(fault, profile, seed)
-    convictions = {
-        part: [f for f in (*own[part], *everything[part]) if f.spec_id == fault.convicts]
-        for part in own
+    found["scenarios"] += scenario_findings(fault)
+    others = {f.spec_id for findings in found.values() for f in findings}
+    if fault.door == "core":
+        others |= machine_convictions(fault, profile, seed)
+    own = {
+        part: [finding for finding in findings if finding.spec_id == fault.convicts]
+        for part, findings in found.items()
     }
-    every = (finding for findings in convictions.values() for finding in findings)
-    others = {f.spec_id for findings in everything.values() for f in findings} - {fault.convicts}
     return Trial(
         fault.name,
         fault.convicts,
-        min(every, key=lambda finding: finding.operations, default=None),
-        tuple(sorted(others)),
-        tuple(part for part, findings in convictions.items() if findings),
+        min(chain(*own.values()), key=lambda finding: finding.operations, default=None),
+        tuple(sorted(others - {fault.convicts})),
+        tuple(part for part, findings in own.items() if findings),
         seconds,
     )
-
-
-def _findings(
-    planting: Planting, profile: str, seed: int, requirements: Collection[str] | None = None
-) -> dict[str, list[Finding]]:
-    """By part; as a run that is asked for these requirements, all if None."""
-    found = {"scenarios": scenario_findings(planting, requirements)}
-    if planting.door == "core":
-        found["machine"] = machine_findings(planting, profile, seed, requirements)
-    return found
 
 
 def scenario_findings(
     planting: Planting, requirements: Collection[str] | None = None
 ) -> list[Finding]:
-    """Scenarios always run the same; a deviation from a `should` is not found here."""
-    found = []
+    """What a run that is asked for these finds by scenarios, which are the same in every run.
+
+    A deviation from a `should` is not found here.
+    """
+    return list(_find_by_scenarios(planting, requirements))
+
+
+def _find_by_scenarios(
+    planting: Planting, requirements: Collection[str] | None
+) -> Iterator[Finding]:
     for scenario in _scenarios(planting.door, requirements):
         with planting.make() as door:
             result = run_scenario(scenario, door)
         if result.error:
-            found.append(Finding(HARNESS, 0, f"{scenario.name}: {result.error}"))
-        if result.violation:
-            found.append(_finding(result.violation, len(result.story)))
-    return [finding for finding in found if _is_must(finding.spec_id)]
+            yield Finding(HARNESS, 0, f"{scenario.name}: {result.error}")
+        if result.violation and _is_must(result.violation.spec_id):
+            yield _finding(result.violation, len(result.story))
 
 
 def _scenarios(door: str, requirements: Collection[str] | None) -> Iterable[Scenario]:
@@ -133,7 +139,7 @@ def _scenarios(door: str, requirements: Collection[str] | None) -> Iterable[Scen
 def machine_findings(
     planting: Planting, profile: str, seed: int, requirements: Collection[str] | None = None
 ) -> list[Finding]:
-    """What the corpus and the state machine find at the core door."""
+    """What the corpus and the state machine find at the core door, by the smallest stories."""
     verdicts = run_core(planting.make, profile=profile, seed=seed, requirements=requirements)
     errors = {verdict.message for verdict in verdicts if verdict.outcome is Outcome.ERROR}
     return [
@@ -144,6 +150,26 @@ def machine_findings(
     ] + [Finding(HARNESS, 0, error) for error in sorted(errors)]
 
 
+def machine_convictions(planting: Planting, profile: str, seed: int) -> set[str]:
+    """The musts alone that `machine_findings` tells of; much faster."""
+    with planting.make() as door:
+        hello = door.hello()
+        examples = [*recorded(), *all_drawn(hello, profile, seed)]
+        return {spec_id for spec_id in examine(door, hello, examples).failures if _is_must(spec_id)}
+
+
+def is_convicted(fault: Fault, profile: str, seed: int) -> bool:
+    """Whether a run convicts a fault on its own requirement; ends as soon as it does."""
+    own = {fault.convicts}
+    if fault.door == "core":
+        with fault.make() as door:
+            hello = door.hello()
+            examples = [*recorded(), *all_drawn(hello, profile, seed)]
+            if examine(door, hello, examples, own, enough=1).failures:
+                return True
+    return any(finding.spec_id in own for finding in _find_by_scenarios(fault, own))
+
+
 def is_drawn(fault: Fault, profile: str, seed: int) -> bool:
     """Whether one of the examples that the state machine draws convicts a fault on its own.
 
@@ -152,7 +178,7 @@ def is_drawn(fault: Fault, profile: str, seed: int) -> bool:
     """
     with fault.make() as door:
         hello = door.hello()
-        examples = [drawn(hello, seed, i, {}) for i in range(PROFILES[profile].examples)]
+        examples = all_drawn(hello, profile, seed)
         return fault.convicts in examine(door, hello, examples, {fault.convicts}, enough=1).failures
 
 
@@ -170,38 +196,51 @@ def _is_must(spec_id: str) -> bool:
 
 
 def _try_unit_tests(fault: Fault, tests: Path) -> Trial:
-    """Whether the tests that name its requirement fail with the fault planted in their process."""
-    named = dict.fromkeys(n.test for n in namings_in(tests) if n.spec_id == fault.convicts)
-    nodes = [test for test in named if test.startswith(f"{tests.name}/unit/")]
-    if not nodes:
-        raise RuntimeError(f"{fault.name}: no unit test names {fault.convicts}")
-    quiet = ["-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider"]
-    command = [sys.executable, "-c", _UNDER_A_FAULT, fault.name, *quiet, *nodes]
     begin = time.perf_counter()
-    run = subprocess.run(command, cwd=tests.parent, capture_output=True, text=True, check=False)
-    if run.returncode not in (0, 1):
-        raise RuntimeError(f"{fault.name}: pytest ended by {run.returncode}: {run.stdout[-500:]}")
+    convicted = fault.name in unit_test_convictions([fault], tests)
     seconds = time.perf_counter() - begin
-    convicted = run.returncode == 1
-    own = Finding(fault.convicts, 1, run.stdout[-200:]) if convicted else None
+    own = Finding(fault.convicts, 1, "") if convicted else None
     by = ("unit tests",) if convicted else ()
     return Trial(fault.name, fault.convicts, own, (), by, seconds)
+
+
+def unit_test_convictions(faults: Iterable[Fault], tests: Path) -> set[str]:
+    """Of these faults, those under which a unit test fails that names their requirement.
+
+    Raises:
+        RuntimeError: unit tests could not be run.
+    """
+    nodes: dict[str, list[str]] = {
+        fault.name: list(dict.fromkeys(_unit_tests(fault, tests))) for fault in faults
+    }
+    quiet = ["-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-c", _UNDER_FAULTS, json.dumps(nodes), *quiet]
+    run = subprocess.run(command, cwd=tests.parent, capture_output=True, text=True, check=False)
+    codes = dict(line.split() for line in run.stdout.splitlines())
+    if run.returncode or codes.keys() != nodes.keys() or not set(codes.values()) <= {"0", "1"}:
+        raise RuntimeError(f"pytest ended by {codes}: {run.stderr[-500:]}")
+    return {name for name, code in codes.items() if code == "1"}
+
+
+def _unit_tests(fault: Fault, tests: Path) -> Iterable[str]:
+    for naming in namings_in(tests):
+        is_unit = naming.test.startswith(f"{tests.name}/unit/")
+        if is_unit and naming.spec_id == fault.convicts:
+            yield naming.test
 
 
 def reach(profile: str, seed: int) -> Counter[str]:
     """Situation -> number of the profile's examples that bring the reference to it."""
     door = local_door(ReferenceCore())
     hello = door.hello()
-    examples: Sequence[Example] = [
-        drawn(hello, seed, i, {}) for i in range(PROFILES[profile].examples)
-    ]
-    return examine(door, hello, examples).events
+    return examine(door, hello, all_drawn(hello, profile, seed)).events
 
 
 def seconds_of_the_core_door(profile: str) -> float:
     """Of processor time, for all that judges the reference at the core door."""
     begin = time.process_time()
-    _findings(REFERENCE, profile, 0)
+    scenario_findings(REFERENCE)
+    machine_findings(REFERENCE, profile, 0)
     return time.process_time() - begin
 
 

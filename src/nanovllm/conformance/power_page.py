@@ -113,7 +113,7 @@ def _goals(power: Power) -> Iterator[str]:
         convicted = sum(t["own"] is not None for t in trials)
         yield f"| faults convicted on their own requirement | all | {convicted} of {len(trials)} |"
         yield from _goals_of_seeds(power)
-        stories = [t["own"]["operations"] for t in trials if t["own"] and _has_story(t)]
+        stories = [t["own"]["operations"] for t in trials if t["own"] and _has_story(t)] or [0]
         told = f"median {median(stories):g}, at most {max(stories)}"
         yield f"| operations of the smallest story | median <= 6, at most 12 | {told} |"
         slowest = max(trials, key=lambda t: float(t["seconds"]))

@@ -72,8 +72,7 @@ def run_core(
         seed = 0 if chosen.derandomised else SystemRandom().randrange(2**32)
     door = open_door()
     hello = door.hello()
-    examples = [example_of(trace, options) for trace in corpus().values()]
-    examples += [drawn(hello, seed, i, options or {}) for i in range(chosen.examples)]
+    examples = [*recorded(options), *all_drawn(hello, profile, seed, options)]
     examination = examine(door, hello, examples, requirements)
 
     def verdict(spec_id: str) -> Verdict:
@@ -88,6 +87,18 @@ def run_core(
         return verdict_of(spec_id, failure, examination.counts[spec_id])
 
     return [verdict(i) for i in CORE_REQUIREMENTS if requirements is None or i in requirements]
+
+
+def recorded(options: Mapping[str, Any] | None = None) -> list[Example]:
+    """The corpus."""
+    return [example_of(trace, options) for trace in corpus().values()]
+
+
+def all_drawn(
+    hello: Hello, profile: str, seed: int, options: Mapping[str, Any] | None = None
+) -> list[Example]:
+    """A profile's examples of a seed."""
+    return [drawn(hello, seed, i, options or {}) for i in range(PROFILES[profile].examples)]
 
 
 def drawn(hello: Hello, seed: int, index: int, options: Mapping[str, Any]) -> Example:
