@@ -179,11 +179,13 @@ def idle_engine_admits(planned: Planned, require: Require) -> None:
 
 @check("PFX-10", Crashed, "prefix_cache")
 def hits_on_free_blocks_use_them_up(crashed: Crashed, require: Require) -> None:
-    """Not when it raises because it admits who does not fit by this arithmetic."""
+    """Not when it raises because it admits who does not fit by this arithmetic; it may as well
+    raise for somebody who runs and needs a block."""
     book = crashed.book
     bs, held = book.world.block_size, +book.blocks.held
     num_free = book.world.num_blocks - len(held)
-    for entry in book.queued if crashed.call == "schedule" else ():
+    growing = any(len(entry.table) * bs < entry.num_known for entry in book.seated)
+    for entry in book.queued if crashed.call == "schedule" and not growing else ():
         run = book.blocks.run(entry.contents(bs))[: (entry.num_known - 1) // bs]
         revived = sum(not any(copy.block in held for copy in copies) for copies in run)
         missing = -(-entry.num_known // bs) - len(run)
