@@ -13,7 +13,7 @@ import typer
 from nanovllm.config import EMBEDDED_MODEL
 
 
-def _panel(title: str) -> Callable[..., Any]:
+def panel(title: str) -> Callable[..., Any]:
     """Makes options under one heading of the help."""
 
     def option(help: str, *names: str, **details: Any) -> Any:
@@ -22,11 +22,11 @@ def _panel(title: str) -> Callable[..., Any]:
     return option
 
 
-_job = _panel("A file of prompts")
-_sampling = _panel("Sampling")
-_stopping = _panel("Stopping")
-_engine = _panel("Engine")
-_cache = _panel("KV cache")
+_job = panel("A file of prompts")
+_sampling = panel("Sampling")
+_stopping = panel("Stopping")
+_engine = panel("Engine")
+_cache = panel("KV cache")
 
 
 @dataclass(frozen=True)
