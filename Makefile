@@ -4,9 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest
+GATE   := $(BIN)/nanovllm gate
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit property equality perf gate deep lint format gpu clean
+.PHONY: help setup demo test unit property equality perf gate baseline deep lint format gpu clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -38,8 +39,12 @@ equality: $(READY)  ## token for token against HF transformers
 perf: $(READY)  ## speed, as ratios within one run
 	$(PYTEST) -m perf -p no:randomly --benchmark-timer=time.process_time
 
-gate: $(READY)  ## regression gate: benchmarks of BASE and of this tree, interleaved
-	$(BIN)/python scripts/perf_gate.py
+gate: $(READY)  ## regression gates: exact counts, and times against the commit before
+	$(GATE) counts --suite tests/perf/test_counts.py --package nanovllm
+	$(GATE) times --suite tests/perf/test_gate.py --package nanovllm
+
+baseline: $(READY)  ## write the exact counts anew, on purpose
+	$(GATE) counts --suite tests/perf/test_counts.py --package nanovllm --update
 
 deep: $(READY)  ## hours: many more examples and the full product of equality conditions
 	NANOVLLM_PROFILE=deep $(PYTEST) -m "unit or property or equality"

@@ -1,4 +1,4 @@
-"""What the regression gate times (scripts/perf_gate.py): short, single-threaded, one idea each."""
+"""What the regression gate times (`nanovllm gate times`): short, single-threaded, one idea each."""
 
 import random
 

@@ -50,8 +50,10 @@ def build_app() -> typer.Typer:
         app.command()(command)
     # Its commands import the engine, the suite and their tools only when they run.
     from nanovllm.conformance.cli import conformance_app
+    from nanovllm.gate.cli import gate_app
 
     app.add_typer(conformance_app(), name="conformance")
+    app.add_typer(gate_app(), name="gate")
     return app
 
 

@@ -1,0 +1,38 @@
+"""A revision's files beside the ones that are being worked on."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nanovllm.gate.suite import GateError
+
+
+@contextmanager
+def worktree(revision: str, directory: Path) -> Iterator[Path]:
+    """The directory as it was in a revision, in a work tree that is removed afterwards.
+
+    GateError if there is no such revision.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        top = Path(folder).resolve() / "base"
+        inside = _git(directory, "rev-parse", "--show-prefix")
+        _git(directory, "worktree", "add", "--detach", str(top), revision)
+        try:
+            yield top / inside
+        finally:
+            _git(directory, "worktree", "remove", "--force", str(top))
+
+
+def _git(directory: Path, *arguments: str) -> str:
+    command = ("git", "-C", str(directory), *arguments)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise GateError(
+            f"git {arguments[0]}: {done.stderr.strip()}\n"
+            "The gate needs the history: fetch it, or name a revision that is there."
+        )
+    return done.stdout.strip()

@@ -1,0 +1,171 @@
+"""The gates run real suites of a tiny project, and believe only what ran as it should."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from nanovllm.cli import build_app
+from nanovllm.gate.suite import GateError, Suite
+
+pytestmark = pytest.mark.spec("PRF-2", "PRF-3")
+
+TINY = """
+now = 0.0
+
+def clock():
+    global now
+    now += 1e-6
+    return now
+
+def work(milliseconds):
+    global now
+    now += milliseconds / 1e3
+"""
+BENCHMARKS = """
+import pytest, tiny
+
+def test_a(benchmark):
+    benchmark.pedantic(tiny.work, (2,), rounds=2)
+
+def test_b(benchmark):
+    benchmark.pedantic(tiny.work, (3,), rounds=2)
+"""
+SUITE = Suite("bench", "tiny", timer="tiny.clock", timeout_s=60)
+COUNTING = Suite("counting", "tiny", timeout_s=60)
+
+
+@pytest.fixture(autouse=True)
+def few_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suites start in a third of the time."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_PLUGINS", "pytest_benchmark.plugin")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A project with two benchmarks on a clock of their own, and a test that counts."""
+    for name, text in {
+        "src/tiny/__init__.py": TINY,
+        "bench/test_it.py": BENCHMARKS,
+        "counting/test_counts.py": counting('"count:hashes", 32'),
+        "pytest.ini": "[pytest]\n",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def counting(*recorded: str) -> str:
+    lines = "\n".join(f"    record_property({pair})" for pair in recorded)
+    return f"import tiny\n\ndef test_x(record_property):\n{lines}\n    assert tiny.clock()\n"
+
+
+def add_test(tree: Path, text: str) -> None:
+    with (tree / "bench" / "test_it.py").open("a") as file:
+        file.write(text)
+
+
+def test_times_and_counts_are_read(tree: Path) -> None:
+    times = SUITE.times(tree)
+    assert {name: round(1e3 * seconds) for name, seconds in times.items()} == {
+        "bench/test_it.py::test_a": 2,
+        "bench/test_it.py::test_b": 3,
+    }
+    assert COUNTING.counts(tree) == {"counting/test_counts.py::test_x": {"hashes": 32}}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("-p xdist -n 1", "ran under xdist"),
+        ("--benchmark-disable", "no benchmark was timed|no report"),
+        ("-k test_a", "test_b .deselected"),
+        ("-m nobody", "ended with 5"),
+    ],
+)
+def test_options_that_would_hide_a_benchmark_are_red(tree: Path, options: str, words: str) -> None:
+    (tree / "pytest.ini").write_text(f"[pytest]\naddopts = {options}\n")
+    with pytest.raises(GateError, match=words):
+        SUITE.times(tree)
+
+
+@pytest.mark.parametrize(
+    ("added", "words"),
+    [
+        ("def test_c(benchmark): pytest.skip('no device')", "test_c .skipped"),
+        ("@pytest.mark.xfail\ndef test_c(benchmark): 1 / 0", "test_c .skipped"),
+        (
+            "@pytest.mark.xfail\ndef test_c(benchmark): benchmark.pedantic(int)",
+            "test_c .passed, though",
+        ),
+        ("def test_c(benchmark): 1 / 0", "ended with 1"),
+        ("def test_c(): pass", "no benchmark was timed in: bench/test_it.py::test_c"),
+    ],
+)
+def test_tests_that_measure_nothing_are_red(tree: Path, added: str, words: str) -> None:
+    add_test(tree, added)
+    with pytest.raises(GateError, match=words):
+        SUITE.times(tree)
+
+
+def test_a_package_from_elsewhere_is_red(tree: Path) -> None:
+    """As an installed copy would be, which makes base and head the same."""
+    with pytest.raises(GateError, match="which is not below"):
+        Suite("counting", "json").counts(tree)
+    with pytest.raises(GateError, match="never_imported is None"):
+        Suite("counting", "never_imported").counts(tree)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "words"),
+    [
+        (('"colour", 3',), "counts nothing"),
+        (('"count:hashes", 3.0',), "hashes is 3.0, not an integer"),
+        (('"count:hashes", 1', '"count:hashes", 2'), "counts something twice"),
+    ],
+)
+def test_counts_that_mean_nothing_are_red(
+    tree: Path, recorded: tuple[str, ...], words: str
+) -> None:
+    (tree / "counting" / "test_counts.py").write_text(counting(*recorded))
+    with pytest.raises(GateError, match=words):
+        COUNTING.counts(tree)
+
+
+def run_gate(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(build_app(), ["gate", *arguments])
+    return result.exit_code, result.output
+
+
+def commit(tree: Path) -> None:
+    git = ("git", "-C", str(tree), "-c", "user.name=x", "-c", "user.email=x@example.org")
+    for arguments in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "base")):
+        subprocess.run([*git, *arguments], check=True)
+
+
+def test_a_planted_slowdown_is_red_against_the_commit_before(tree: Path) -> None:
+    commit(tree)
+    path = tree / "bench" / "test_it.py"
+    path.write_text(path.read_text().replace("(3,)", "(4.5,)"))
+    arguments = ("--suite", "bench", "--package", "tiny", "--tree", str(tree))
+    code, output = run_gate("times", *arguments, "--timer", "tiny.clock", "--base", "HEAD")
+    assert code == 1
+    assert "green bench/test_it.py::test_a" in output
+    assert "RED   bench/test_it.py::test_b" in output
+    assert "1.500 1.500, limit 1.100" in output
+    code, output = run_gate("times", *arguments, "--base", "no-such-revision")
+    assert (code, "RED" in output) == (1, True)
+
+
+def test_a_planted_hash_is_red_until_the_baseline_is_updated(tree: Path) -> None:
+    arguments = ("counts", "--suite", "counting", "--package", "tiny", "--tree", str(tree))
+    assert run_gate(*arguments)[0] == 1, "without a baseline"
+    assert run_gate(*arguments, "--update")[0] == 0
+    assert run_gate(*arguments) == (0, "1 counts are as before\ngate: green\n")
+    (tree / "counting" / "test_counts.py").write_text(counting('"count:hashes", 33'))
+    code, output = run_gate(*arguments)
+    assert code == 1
+    assert "hashes: 33, baseline 32" in output
