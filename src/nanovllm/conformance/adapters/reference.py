@@ -144,7 +144,11 @@ class ReferenceCore:
         return any(took)
 
     def fail_step(self, step: int) -> list[Finished]:
-        return self._finished(self.scheduler.fail_step(self._steps.pop(step), "the step raised"))
+        """Steps planned behind it count on what it was to compute, so they are void too."""
+        void = [flight for flight in self.scheduler.in_flight if flight.step_id >= step]
+        ended = [seq for flight in void for seq in self.scheduler.fail_step(flight, "it raised")]
+        self._steps.clear()
+        return self._finished(ended)
 
     def _finished(self, seqs: Iterable[EngineSequence]) -> list[Finished]:
         return [Finished(self._ids[seq.seq_id], str(seq.finish_reason)) for seq in seqs]
