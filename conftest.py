@@ -11,6 +11,12 @@ pytest_plugins = ("nanovllm.conformance.plugin", "pytester")
 # cost minutes. Torch reads this when it is first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import torch  # noqa: E402
+
+# Without a GPU kernels run in Triton's interpreter. Triton looks at this when it is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 SUITES = ("unit", "property", "gpu", "perf", "equality")
 
 

@@ -16,6 +16,9 @@ except ImportError:
 
 __all__ = ["cdiv", "jit", "next_power_of_2", "tl"]
 
+_VARYING = ("batch", "num_rows")
+"""Arguments that change from step to step: no kernel is compiled anew for some of their values."""
+
 
 class _Absent:
     """Stands for a kernel on a machine without Triton."""
@@ -31,7 +34,9 @@ class _Absent:
 
 def jit(kernel: Callable[..., Any]) -> Any:
     """`triton.jit`, which interprets the kernel under `TRITON_INTERPRET=1`."""
-    return _Absent(kernel.__name__) if triton is None else triton.jit(kernel)
+    if triton is None:
+        return _Absent(kernel.__name__)
+    return triton.jit(kernel, do_not_specialize=_VARYING)
 
 
 def cdiv(a: int, b: int) -> int:

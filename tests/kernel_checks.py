@@ -1,0 +1,114 @@
+"""Checks of the kernels beside attention against their references, on whatever device there is."""
+
+import numpy as np
+import torch
+from paged_rows import DEVICE, Shape
+
+from nanovllm.kernels.decode_inputs import decode_inputs, decode_inputs_reference
+from nanovllm.kernels.gumbel_noise import seed_streams
+from nanovllm.kernels.qk_norm_rope_store import qk_norm_rope_store, qk_norm_rope_store_reference
+from nanovllm.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
+from nanovllm.kernels.sample import sample, sample_reference
+from nanovllm.kernels.silu_and_mul import silu_and_mul, silu_and_mul_reference
+from nanovllm.kernels.store_kvcache import store_kvcache, store_kvcache_reference
+
+EPS = 1e-6
+
+
+def assert_close(out: torch.Tensor, expected: torch.Tensor, ulps: int = 8) -> None:
+    """Values around 1 that may be rounded the other way in a few places."""
+    tol = ulps * torch.finfo(expected.dtype).eps
+    torch.testing.assert_close(out, expected, rtol=tol, atol=tol, equal_nan=True)
+
+
+def check_rms_norm(rows: int, n: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(n)
+    wide = torch.randn(rows, n + 3, dtype=dtype, device=DEVICE)
+    x, weight = wide[:, :n], torch.randn(n, dtype=dtype, device=DEVICE)
+    residual = 3 * torch.randn(rows, n, dtype=dtype, device=DEVICE)
+    before = wide.clone(), residual.clone()
+    assert_close(rms_norm(x, weight, EPS), rms_norm_reference(x, weight, EPS))
+    y, total = add_rms_norm(x.contiguous(), residual, weight, EPS)
+    assert torch.equal(total, x + residual)
+    assert_close(y, rms_norm_reference(x + residual, weight, EPS))
+    assert torch.equal(wide, before[0])
+    assert torch.equal(residual, before[1])
+
+
+def check_silu_and_mul(rows: int, n: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(n)
+    gate_up = 4 * torch.randn(rows, 2 * n, dtype=dtype, device=DEVICE)
+    gate_up[0, :4] = torch.tensor([-200.0, 200.0, 0.0, -20.0])
+    before = gate_up.clone()
+    assert_close(silu_and_mul(gate_up), silu_and_mul_reference(gate_up))
+    assert torch.equal(gate_up, before)
+
+
+def check_store(shape: Shape, num_tokens: int) -> None:
+    """Both kernels that store, some tokens being padding, into caches full of NaN."""
+    torch.manual_seed(num_tokens)
+    dim, kv_heads = shape.head_dim, shape.kv_heads
+    num_blocks = 2 * num_tokens // shape.block_size + 1
+    caches = shape.caches(num_blocks)
+    expected = shape.caches(num_blocks)[0].contiguous(), shape.caches(num_blocks)[1].contiguous()
+    slots = torch.randperm(num_blocks * shape.block_size)[:num_tokens].to(DEVICE)
+    slots[num_tokens // 3] = slots[-1] = -1
+    heads = shape.randn(num_tokens, shape.num_heads + 2 * kv_heads)
+    angles = 100 * torch.rand(50, 1, dim // 2, device=DEVICE)
+    args = (
+        heads.flatten(1),
+        shape.randn(),
+        shape.randn(),
+        EPS,
+        torch.cat((angles.cos(), angles.sin()), 1),
+        torch.randint(50, (num_tokens,), device=DEVICE),
+        slots,
+    )
+    before = heads.clone()
+    q = qk_norm_rope_store(*args, *caches)
+    assert_close(q, qk_norm_rope_store_reference(*args, *expected))
+    assert_close(caches[0], expected[0])
+    torch.testing.assert_close(caches[1], expected[1], rtol=0, atol=0, equal_nan=True)
+    key, value = heads[:, 1 : 1 + kv_heads], heads[:, -kv_heads:]
+    slots[:2] = slots[:2].flip(0)
+    store_kvcache(key, value, *caches, slots)
+    store_kvcache_reference(key, value, *expected, slots)
+    for cache, right in zip(caches, expected, strict=True):
+        torch.testing.assert_close(cache, right, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(heads, before)
+
+
+def check_decode_inputs(batch: int, block_size: int) -> None:
+    torch.manual_seed(batch)
+    capacity, width = batch + 3, 5
+    table_rows = torch.randperm(capacity)[:batch].int()
+    context_lens = torch.randint(1, width * block_size + 1, (batch,), dtype=torch.int32)
+    padding = torch.arange(batch) % 4 == 3
+    table_rows[padding], context_lens[padding] = -1, 0
+    last_tokens = torch.randint(2**40, (capacity,))
+    block_tables = torch.randint(2**31 - 1, (capacity, width), dtype=torch.int32)
+    inputs = (x.to(DEVICE) for x in (table_rows, context_lens, last_tokens, block_tables))
+    args = (*inputs, block_size)
+    out = torch.full((2, 3, batch + 1), -7, device=DEVICE)
+    decode_inputs(*args, *out[0, :, :batch])
+    decode_inputs_reference(*args, *out[1, :, :batch])
+    assert torch.equal(out[0], out[1])
+
+
+def random_rows(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Streams and positions of rows of which no two draw alike."""
+    seeds = np.arange(batch, dtype=np.uint64) * np.uint64(2**60 + 1)
+    streams = torch.from_numpy(seed_streams(seeds)).to(DEVICE)
+    return streams, torch.arange(batch, device=DEVICE) * 777
+
+
+def check_sample(
+    vocab: int, temperatures: list[float], dtype: torch.dtype, stride: int | None = None
+) -> None:
+    torch.manual_seed(vocab)
+    batch = len(temperatures)
+    logits = 3 * torch.randn(batch, stride or vocab, device=DEVICE).to(dtype)[:, :vocab]
+    args = (torch.tensor(temperatures, device=DEVICE), *random_rows(batch))
+    before = logits.clone()
+    assert sample(logits, *args).tolist() == sample_reference(logits, *args).tolist()
+    assert torch.equal(logits, before)

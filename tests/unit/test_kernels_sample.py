@@ -1,0 +1,69 @@
+"""The sampling kernel: the sampler's tokens, greedy rows, rows without a token."""
+
+import numpy as np
+import pytest
+import torch
+from kernel_checks import check_sample, random_rows
+from paged_rows import DEVICE
+
+from nanovllm.kernels.gumbel_noise import row_keys, seed_streams, stream_keys
+from nanovllm.kernels.sample import sample
+from nanovllm.layers.sampler import RowSampling, Sampler, SamplingInput
+from nanovllm.sampling_params import SamplingParams
+
+
+@pytest.mark.spec("SMP-1", "SMP-2", "SMP-4")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("vocab", [1, 48, 9001])
+def test_tokens_are_the_references(vocab: int, dtype: torch.dtype) -> None:
+    check_sample(vocab, [0.0, 0.6, 1.0, 1e30, 1e-38, 1.2e-38, 1e-5, 0.0], dtype, vocab + 5)
+
+
+@pytest.mark.spec("SMP-4")
+def test_tokens_are_the_samplers() -> None:
+    rows = [
+        RowSampling(SamplingParams(temperature=t), 2**63 + i, i)
+        for i, t in enumerate([0.0, 0.5, 1.0, 1e-30, 2.0])
+    ]
+    logits = torch.randn(5, 5000, generator=torch.Generator().manual_seed(0))
+    inp = SamplingInput.from_rows(rows)
+    tokens = sample(
+        logits.to(DEVICE),
+        torch.from_numpy(inp.temperature).to(DEVICE),
+        torch.from_numpy(seed_streams(inp.seed)).to(DEVICE),
+        torch.from_numpy(inp.position).to(DEVICE),
+    )
+    assert tokens.tolist() == Sampler()(logits, inp).token_ids
+
+
+@pytest.mark.spec("SMP-1")
+def test_greedy_takes_the_lowest_id_on_ties() -> None:
+    logits = torch.zeros(3, 9001, device=DEVICE)
+    logits[0, [17, 300, 9000]] = 5.0
+    logits[1, [8999, 9000]] = 1e-30
+    tokens = sample(logits, torch.zeros(3, device=DEVICE), *random_rows(3))
+    assert tokens.tolist() == [17, 8999, 0]
+
+
+@pytest.mark.spec("SMP-2", "SMP-5")
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_rows_without_a_token_fail_alone(temperature: float) -> None:
+    inf, nan = torch.inf, torch.nan
+    logits = torch.zeros(6, 5000, device=DEVICE)
+    logits[0, 4999] = nan
+    logits[1, 3] = inf
+    logits[2] = -inf
+    logits[3, 7], logits[3, 8], logits[3, 9] = nan, inf, -inf
+    logits[4] = -inf
+    logits[4, 4998] = -1e30
+    logits[5, 10:] = -inf
+    tokens = sample(logits, torch.full((6,), temperature, device=DEVICE), *random_rows(6)).tolist()
+    assert tokens[:5] == [-1, -1, -1, -1, 4998]
+    assert 0 <= tokens[5] < 10
+
+
+@pytest.mark.spec("SMP-4")
+def test_a_stream_is_its_seed() -> None:
+    seed = np.array([0, 1, 2**64 - 1], np.uint64)
+    position = np.array([0, 5, 2**40])
+    assert np.array_equal(row_keys(seed, position), stream_keys(seed_streams(seed), position))
