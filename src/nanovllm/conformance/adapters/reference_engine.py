@@ -33,7 +33,7 @@ class ReferenceEngine:
     """
 
     doors: tuple[str, ...] = ("engine",)
-    capabilities: frozenset[str] = ENGINE_CAPABILITIES - {"fail_step", "graphs", "tp"}
+    capabilities: frozenset[str] = ENGINE_CAPABILITIES - {"graphs", "tp"}
 
     def __init__(self, llm_class: Callable[..., Any] | None = None) -> None:
         self.llm_class = llm_class

@@ -115,7 +115,7 @@ def noise_of_the_process(keys: Tensor, vocab_size: int) -> Tensor:
     return -torch.empty(len(keys), vocab_size).exponential_().log()
 
 
-@planted("SMP-5", door="unit")
+@planted("SMP-5", door="engine")
 class NanFailsTheBatch(Sampler):
     """A row of NaN fails all rows of its step."""
 

@@ -2,7 +2,8 @@
 
 `core`, `pool`, `prefix`, `ends`: what a scheduler must achieve. `boundary`: lengths around a block.
 `cases`, `tutorial`: public reports and the tutorial's defects. `blocks`: the blocks door.
-`engine`, `speech`, `text`, `sampling`: the engine door; `against_hf`: what needs an oracle there.
+`engine`, `speech`, `text`, `sampling`, `poison`: the engine door; `against_hf`: what needs an
+oracle there.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from nanovllm.conformance.scenarios import (
     core,
     ends,
     engine,
+    poison,
     pool,
     prefix,
     sampling,
@@ -38,7 +40,7 @@ SCENARIOS: tuple[Scenario, ...] = tuple(
     for module in (
         *(cases, tutorial, boundary, prefix, pool, core, ends),
         blocks,
-        *(engine, speech, text, sampling, against_hf),
+        *(engine, speech, text, sampling, poison, against_hf),
     )
     for scenario in module.SCENARIOS
 )
