@@ -24,16 +24,19 @@ class DecodeConfig(NamedTuple):
     num_stages: int
 
 
-def decode_config(block_size: int, head_dim: int, dtype: torch.dtype) -> DecodeConfig:
-    """Tiles of 16 to 32 KiB of keys; several programs fit on a multiprocessor."""
+def decode_config(batch: int, head_dim: int, dtype: torch.dtype) -> DecodeConfig:
+    """Tiles of 16 to 32 KiB of keys; several programs fit on a multiprocessor.
+
+    Many sequences fill the GPU with programs, and large tiles are best; few want small ones. The
+    block size makes no difference that could be measured.
+    """
     if dtype == torch.float32:
         return DecodeConfig(block_n=32 if head_dim <= 128 else 16, num_warps=4, num_stages=2)
     widen = 2 if head_dim <= 64 else 1
     if head_dim > 128:
         return DecodeConfig(block_n=32, num_warps=4, num_stages=3)
-    if block_size < 128:
-        return DecodeConfig(block_n=64 * widen, num_warps=2, num_stages=3)
-    return DecodeConfig(block_n=128 * widen, num_warps=4, num_stages=2)
+    block_n = 128 if batch >= 96 else 64
+    return DecodeConfig(block_n=block_n * widen, num_warps=4, num_stages=3)
 
 
 def paged_decode_reference(
@@ -87,7 +90,7 @@ def paged_decode(
     assert k_cache.stride() == v_cache.stride(), (k_cache.stride(), v_cache.stride())
     batch, num_heads, dim = q.shape
     block_size, kv_heads = k_cache.shape[1:3]
-    block_n, num_warps, num_stages = config or decode_config(block_size, dim, q.dtype)
+    block_n, num_warps, num_stages = config or decode_config(batch, dim, q.dtype)
     out = torch.empty_like(q)
     partial, state = out, out
     if num_splits > 1:

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 
 from nanovllm.kernels._triton import cdiv, jit, next_power_of_2, tl
 
-MAX_ROWS = 4
-"""Beyond, the tensor cores of a library's product win."""
+NARROW = 2048
+"""Output features up to which a library's product leaves most of a large GPU idle."""
 
 
 class SmallConfig(NamedTuple):
@@ -25,11 +25,23 @@ class SmallConfig(NamedTuple):
     num_warps: int
 
 
-def small_config(out_features: int, in_features: int) -> SmallConfig:
-    """Enough programs to fill a large GPU, and 8 to 16 KiB of weights in flight in each."""
-    block_n = 2 if out_features < 32_768 else 8
-    block_k = min(next_power_of_2(in_features), 4096 // block_n * 2)
-    return SmallConfig(block_n, block_k, 4)
+def small_config(out_features: int) -> SmallConfig:
+    """Enough programs to fill a large GPU; measured on an H200, see `docs/performance.md`."""
+    if out_features <= NARROW:
+        return SmallConfig(block_n=1, block_k=2048, num_warps=4)
+    return SmallConfig(block_n=2, block_k=1024, num_warps=4)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """`x @ weight.T + bias` by whichever is faster: one row here, many rows by the library.
+
+    Few outputs give a library few tiles, so up to four rows of a narrow layer are done here, too.
+    """
+    num_rows = len(x)
+    few = num_rows == 1 or (num_rows <= 4 and len(weight) <= NARROW)
+    if bias is not None or not few:
+        return F.linear(x, weight, bias)
+    return small_linear(x, weight)
 
 
 def small_linear_reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -45,7 +57,7 @@ def small_linear(
     assert weight.is_contiguous(), weight.stride()
     num_rows, in_features = x.shape
     out_features = len(weight)
-    block_n, block_k, num_warps = config or small_config(out_features, in_features)
+    block_n, block_k, num_warps = config or small_config(out_features)
     out = x.new_empty(num_rows, out_features)
     _small_linear_kernel[(cdiv(out_features, block_n),)](
         x,
@@ -55,7 +67,7 @@ def small_linear(
         IN_FEATURES=in_features,
         NUM_ROWS=num_rows,
         BLOCK_N=block_n,
-        BLOCK_K=block_k,
+        BLOCK_K=min(block_k, next_power_of_2(in_features)),
         num_warps=num_warps,
     )
     return out

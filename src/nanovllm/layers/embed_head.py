@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from nanovllm.layers.ops import TORCH_OPS, Ops
 from nanovllm.layers.parallel import TensorParallel
 from nanovllm.layers.weight import ShardId, check_shape, new_weight
 
@@ -44,7 +45,13 @@ class VocabParallelEmbedding(nn.Module):
 class ParallelLMHead(VocabParallelEmbedding):
     """The embedding's transpose: logits of every id, each rank computing its own rows."""
 
+    def __init__(
+        self, vocab_size: int, hidden_size: int, tp: TensorParallel, ops: Ops = TORCH_OPS
+    ) -> None:
+        super().__init__(vocab_size, hidden_size, tp)
+        self.ops = ops
+
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """`hidden: [R, hidden_size] -> [R, vocab_size]` logits, equal on every rank."""
-        logits = self.tp.all_gather(F.linear(hidden, self.weight))
+        logits = self.tp.all_gather(self.ops.linear(hidden, self.weight, None))
         return logits[:, : self.vocab_size]

@@ -10,9 +10,9 @@ whole one: a layer cuts its own part, `weight: [out, in]` as in `torch.nn.Linear
 """
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from nanovllm.layers.ops import TORCH_OPS, Ops
 from nanovllm.layers.parallel import TensorParallel
 from nanovllm.layers.weight import ShardId, load_shard, load_whole, new_weight
 
@@ -24,9 +24,12 @@ class LinearBase(nn.Module):
     `weight_loader`, whose contract is `nanovllm.layers.weight.WeightLoader`.
     """
 
-    def __init__(self, input_size: int, output_size: int, tp: TensorParallel, bias: bool) -> None:
+    def __init__(
+        self, input_size: int, output_size: int, tp: TensorParallel, bias: bool, ops: Ops
+    ) -> None:
         super().__init__()
         self.tp = tp
+        self.ops = ops
         self.weight = new_weight(output_size, input_size, loader=self.weight_loader)
         self.bias = new_weight(output_size, loader=self.bias_loader) if bias else None
 
@@ -43,16 +46,21 @@ class LinearBase(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x: [T, input_size] -> [T, output_size]`, both this rank's sizes."""
-        return F.linear(x, self.weight, self.bias)
+        return self.ops.linear(x, self.weight, self.bias)
 
 
 class ReplicatedLinear(LinearBase):
     """Every rank holds the whole layer."""
 
     def __init__(
-        self, input_size: int, output_size: int, tp: TensorParallel, bias: bool = False
+        self,
+        input_size: int,
+        output_size: int,
+        tp: TensorParallel,
+        bias: bool = False,
+        ops: Ops = TORCH_OPS,
     ) -> None:
-        super().__init__(input_size, output_size, tp, bias)
+        super().__init__(input_size, output_size, tp, bias, ops)
 
     def weight_loader(
         self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId = None
@@ -64,9 +72,14 @@ class ColumnParallelLinear(LinearBase):
     """Rank r computes the r-th of `size` equal slices of the outputs."""
 
     def __init__(
-        self, input_size: int, output_size: int, tp: TensorParallel, bias: bool = False
+        self,
+        input_size: int,
+        output_size: int,
+        tp: TensorParallel,
+        bias: bool = False,
+        ops: Ops = TORCH_OPS,
     ) -> None:
-        super().__init__(input_size, tp.divide(output_size, "output_size"), tp, bias)
+        super().__init__(input_size, tp.divide(output_size, "output_size"), tp, bias, ops)
 
     def weight_loader(
         self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId = None
@@ -82,10 +95,15 @@ class MergedColumnParallelLinear(LinearBase):
     """
 
     def __init__(
-        self, input_size: int, output_sizes: list[int], tp: TensorParallel, bias: bool = False
+        self,
+        input_size: int,
+        output_sizes: list[int],
+        tp: TensorParallel,
+        bias: bool = False,
+        ops: Ops = TORCH_OPS,
     ) -> None:
         self.part_sizes = [tp.divide(size, "output_size") for size in output_sizes]
-        super().__init__(input_size, sum(self.part_sizes), tp, bias)
+        super().__init__(input_size, sum(self.part_sizes), tp, bias, ops)
 
     def weight_loader(
         self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId = None
@@ -112,6 +130,7 @@ class QKVParallelLinear(LinearBase):
         total_num_kv_heads: int,
         tp: TensorParallel,
         bias: bool = False,
+        ops: Ops = TORCH_OPS,
     ) -> None:
         self.num_heads = tp.divide(total_num_heads, "num_attention_heads")
         self.num_kv_heads, self.kv_replicas = tp.divide_or_replicate(
@@ -119,7 +138,7 @@ class QKVParallelLinear(LinearBase):
         )
         self.part_heads = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
         self.part_sizes = [heads * head_dim for heads in self.part_heads]
-        super().__init__(hidden_size, sum(self.part_sizes), tp, bias)
+        super().__init__(hidden_size, sum(self.part_sizes), tp, bias, ops)
 
     def weight_loader(
         self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId = None
@@ -134,9 +153,14 @@ class RowParallelLinear(LinearBase):
     """Rank r consumes the r-th of `size` equal slices of the inputs; the outputs are summed."""
 
     def __init__(
-        self, input_size: int, output_size: int, tp: TensorParallel, bias: bool = False
+        self,
+        input_size: int,
+        output_size: int,
+        tp: TensorParallel,
+        bias: bool = False,
+        ops: Ops = TORCH_OPS,
     ) -> None:
-        super().__init__(tp.divide(input_size, "input_size"), output_size, tp, bias)
+        super().__init__(tp.divide(input_size, "input_size"), output_size, tp, bias, ops)
 
     def weight_loader(
         self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId = None
@@ -152,4 +176,4 @@ class RowParallelLinear(LinearBase):
         """`x: [T, input_size / size] -> [T, output_size]`, equal on every rank."""
         # One rank adds the bias, or the sum would count it `size` times (TP-6).
         bias = self.bias if self.tp.rank == 0 else None
-        return self.tp.all_reduce(F.linear(x, self.weight, bias))
+        return self.tp.all_reduce(self.ops.linear(x, self.weight, bias))

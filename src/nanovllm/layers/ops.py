@@ -1,9 +1,10 @@
-"""The elementwise operations of a model as values, so that a backend can bring faster ones."""
+"""The operations of a model's layers as values, so that a backend can bring faster ones."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from nanovllm.kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
 from nanovllm.kernels.silu_and_mul import silu_and_mul_reference
@@ -17,6 +18,7 @@ class Ops(NamedTuple):
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     silu_and_mul: Callable[[Tensor], Tensor]
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
-TORCH_OPS = Ops(rms_norm_reference, add_rms_norm_reference, silu_and_mul_reference)
+TORCH_OPS = Ops(rms_norm_reference, add_rms_norm_reference, silu_and_mul_reference, F.linear)

@@ -5,22 +5,37 @@ ranks of one, can live in a single process.
 """
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+
+
+class Group(Protocol):
+    """What is used of a process group of torch, or of one of its backends.
+
+    Called directly: the functions of `torch.distributed` want groups that are registered in that
+    module, of which a process has one set, and two engines may live in one process.
+    """
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work: ...
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work: ...
+
+    def _allgather_base(self, output: torch.Tensor, x: torch.Tensor) -> dist.Work: ...
 
 
 @dataclass(frozen=True)
 class TensorParallel:
     """One rank of a tensor-parallel group; the default is a group of one, which never communicates.
 
-    `group` is the process group to communicate over, None meaning torch's default group.
+    `group` is what it communicates over; None is enough for cutting weights.
     Raises ValueError unless `0 <= rank < size`.
     """
 
     rank: int = 0
     size: int = 1
-    group: dist.ProcessGroup | None = None
+    group: Group | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -46,14 +61,40 @@ class TensorParallel:
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of every rank's `x`, which is overwritten by it."""
+        return self._reduce(x, dist.ReduceOp.SUM)
+
+    def minimum(self, value: int, device: torch.device) -> int:
+        """The smallest of every rank's `value`; `device` is where the group communicates."""
+        if self.size == 1:
+            return value
+        return int(self._reduce(torch.tensor([value], device=device), dist.ReduceOp.MIN).item())
+
+    def _reduce(self, x: torch.Tensor, op: Any) -> torch.Tensor:
         if self.size > 1:
-            dist.all_reduce(x, group=self.group)
+            options = dist.AllreduceOptions()
+            options.reduceOp = op
+            options.asyncOp = False  # on the stream that computes, also while a graph records
+            self._group.allreduce([x], options).wait()
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Every rank's `x: [..., n]`, side by side in rank order: `[..., n * size]`."""
         if self.size == 1:
             return x
-        parts = [torch.empty_like(x) for _ in range(self.size)]
-        dist.all_gather(parts, x.contiguous(), group=self.group)
-        return torch.cat(parts, dim=-1)
+        parts = x.new_empty(self.size * x.numel())
+        self._group._allgather_base(parts, x.contiguous().view(-1)).wait()
+        return parts.view(self.size, *x.shape).movedim(0, -2).flatten(-2)
+
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        """Rank 0's `x`, which overwrites everyone's."""
+        if self.size > 1:
+            options = dist.BroadcastOptions()
+            options.rootRank = options.rootTensor = 0
+            options.asyncOp = False
+            self._group.broadcast([x], options).wait()
+        return x
+
+    @property
+    def _group(self) -> Group:
+        assert self.group is not None, f"rank {self.rank} of {self.size} has no group to talk to"
+        return self.group

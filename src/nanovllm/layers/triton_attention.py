@@ -7,6 +7,7 @@ from nanovllm.kernels.paged_prefill import paged_prefill
 from nanovllm.kernels.qk_norm_rope_store import qk_norm_rope_store
 from nanovllm.kernels.rms_norm import add_rms_norm, rms_norm
 from nanovllm.kernels.silu_and_mul import silu_and_mul
+from nanovllm.kernels.small_linear import linear
 from nanovllm.layers.attention import Attention, ForwardContext, HeadNorms
 from nanovllm.layers.backend import AttentionInput
 from nanovllm.layers.ops import Ops
@@ -76,7 +77,7 @@ class TritonBackend:
 
     name = "triton"
     default_block_size = 16
-    ops = Ops(rms_norm, add_rms_norm, silu_and_mul)
+    ops = Ops(rms_norm, add_rms_norm, silu_and_mul, linear)
     captures = True
 
     def check(

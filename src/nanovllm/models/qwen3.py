@@ -38,10 +38,11 @@ class Qwen3Attention(nn.Module):
             heads,
             config.num_key_value_heads,
             tp,
-            bias=config.attention_bias,
+            config.attention_bias,
+            ops,
         )
         self.o_proj = RowParallelLinear(
-            heads * head_dim, config.hidden_size, tp, bias=config.attention_bias
+            heads * head_dim, config.hidden_size, tp, config.attention_bias, ops
         )
         self.q_norm = RMSNorm(head_dim, config.rms_norm_eps, ops)
         self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, ops)
@@ -70,8 +71,10 @@ class Qwen3MLP(nn.Module):
     def __init__(self, config: ModelConfig, tp: TensorParallel, ops: Ops) -> None:
         super().__init__()
         width = config.intermediate_size
-        self.gate_up_proj = MergedColumnParallelLinear(config.hidden_size, [width, width], tp)
-        self.down_proj = RowParallelLinear(width, config.hidden_size, tp)
+        self.gate_up_proj = MergedColumnParallelLinear(
+            config.hidden_size, [width, width], tp, ops=ops
+        )
+        self.down_proj = RowParallelLinear(width, config.hidden_size, tp, ops=ops)
         self.act_fn = SiluAndMul(ops)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -159,7 +162,7 @@ class Qwen3ForCausalLM(nn.Module):
         super().__init__()
         self.config = config
         self.model = Qwen3Model(config, tp, ops)
-        self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, tp)
+        self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, tp, ops)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
