@@ -7,9 +7,11 @@ from typing import Annotated
 import typer
 
 from nanovllm import __version__
+from nanovllm.cli.bench import bench
 from nanovllm.cli.chat import chat
 from nanovllm.cli.generate import generate
 from nanovllm.cli.info import info
+from nanovllm.cli.study import study
 
 
 def _print_version(wanted: bool) -> None:
@@ -46,7 +48,7 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for command in (generate, chat, info):
+    for command in (generate, chat, info, bench, study):
         app.command()(command)
     # Its commands import the engine, the suite and their tools only when they run.
     from nanovllm.conformance.cli import conformance_app
