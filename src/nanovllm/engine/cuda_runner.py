@@ -16,7 +16,7 @@ import torch
 from nanovllm.config import Config
 from nanovllm.engine.cuda_buffers import DecodeInputs, TokenCopies, TokenCopy
 from nanovllm.engine.decode_graphs import DecodeGraphs, graph_batch_sizes
-from nanovllm.engine.decode_state import DecodeState, Int32, Seats
+from nanovllm.engine.decode_state import DecodeState, Int32, Seats, SeatUpdates
 from nanovllm.engine.gpu_memory import GpuMemory, MemoryMeter
 from nanovllm.engine.largest_step import largest_step
 from nanovllm.engine.model_input import ModelInput, name_pending_tokens, prepare_model_input
@@ -103,9 +103,10 @@ class CudaModelRunner(ModelRunner):
     def launch(self, step: ScheduledStep) -> PendingStep:
         rows = step.rows
         seats, updates = self.seats.take(rows)
-        self.state.apply(updates)
+        self.update(updates)
         if all(row.is_decode for row in rows):
-            return self._finish(self._decode(rows, seats), rows, seats, drawn=True)
+            context_lens = np.fromiter((row.end for row in rows), dtype=np.int32, count=len(rows))
+            return self._finish(self.decode(seats, context_lens), rows, seats, drawn=True)
         inputs = prepare_model_input(step, self.block_size)
         name_pending_tokens(inputs, seats)
         logits = self.compute_logits(inputs)
@@ -128,14 +129,31 @@ class CudaModelRunner(ModelRunner):
         for seq in seqs:
             self.seats.leave(seq)
 
-    def _decode(self, rows: Seq[ScheduledRow], seats: Int32) -> torch.Tensor:
+    # ---- what every rank does alike; `compute_logits` is one of these ------------------------
+
+    def update(self, updates: SeatUpdates) -> None:
+        """Bring seats up to date, before the step that needs them."""
+        self.state.apply(updates)
+
+    @torch.inference_mode()
+    def decode(self, seats: Int32, context_lens: Int32) -> torch.Tensor:
         """Logits of a decode step, its tokens drawn: by a graph, or eagerly where none fits."""
-        size = self.graphs.size_for(len(rows)) if self.graphs else None
-        context_lens = np.fromiter((row.end for row in rows), dtype=np.int32, count=len(rows))
-        self.inputs.stage(seats, context_lens, size or len(rows))
+        size = self.graphs.size_for(len(seats)) if self.graphs else None
+        self.inputs.stage(seats, context_lens, size or len(seats))
         if self.graphs is None or size is None:
-            return self._decode_rows(len(rows))
+            return self._decode_rows(len(seats))
         return self.graphs.replay(size)
+
+    @torch.inference_mode()
+    def keep_tokens(self, seats: Int32, tokens: torch.Tensor | None = None) -> None:
+        """Go on from the tokens `[len(seats)]` that rank 0 drew; others than it have none."""
+        if tokens is None:
+            tokens = torch.empty(len(seats), dtype=torch.int64, device=self.device)
+        self._keep(self._to_device(seats).long(), tokens)
+
+    def _keep(self, seats: torch.Tensor, tokens: torch.Tensor) -> None:
+        # A row without a token ends; until the host knows, its seat holds an id that exists.
+        self.state.last_tokens[seats] = self.tp.broadcast(tokens).clamp(min=0)
 
     def _decode_rows(self, size: int) -> torch.Tensor:
         """Launch the decode of the first `size` rows of the static inputs; what graphs record."""
@@ -166,16 +184,19 @@ class CudaModelRunner(ModelRunner):
             ),
         )
         logits = self.model.compute_logits(self.model(input_ids, positions, context))
-        self._draw(logits, seats.long(), context_lens.long())
+        self._keep(seats.long(), self._draw(logits, seats.long(), context_lens.long()))
         return logits
 
-    def _draw(self, logits: torch.Tensor, seats: torch.Tensor, positions: torch.Tensor) -> None:
-        """Sample by temperature alone; tokens go to their seats and to the buffer that is read."""
+    # ---- tokens ----------------------------------------------------------------------------
+
+    def _draw(
+        self, logits: torch.Tensor, seats: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Sample by temperature alone; the tokens are in the buffer that is read, too."""
         state = self.state
         tokens = sample(logits, state.temperatures[seats], state.streams[seats], positions)
-        # A row without a token ends; until the host knows, its seat holds an id that exists.
-        state.last_tokens[seats] = tokens.clamp(min=0)
         self.inputs.tokens[: len(tokens)] = tokens
+        return tokens
 
     def _finish(
         self, logits: torch.Tensor, rows: Seq[ScheduledRow], seats: Int32, drawn: bool
@@ -187,7 +208,7 @@ class CudaModelRunner(ModelRunner):
             return DoneStep(self._sample_on_host(logits, seqs, seats))
         if not drawn:
             positions = torch.tensor([row.end for row in rows], device=self.device)
-            self._draw(logits, self._to_device(seats).long(), positions)
+            self.keep_tokens(seats, self._draw(logits, self._to_device(seats).long(), positions))
         return CopiedStep(seqs, self.copies.start(self.inputs.tokens[: len(seqs)]))
 
     def _sample_on_host(
@@ -195,9 +216,14 @@ class CudaModelRunner(ModelRunner):
     ) -> StepResult:
         rows = [sampling_row(seq, self.model_config.eos_token_ids) for seq in seqs]
         output = self.sampler(logits, SamplingInput.from_rows(rows))
-        tokens = torch.tensor(output.token_ids, device=self.device)
-        self.state.last_tokens[self._to_device(seats).long()] = tokens.clamp(min=0)
+        self.keep_tokens(seats, torch.tensor(output.token_ids, device=self.device))
         return by_sequence(seqs, output)
+
+    def examine(self) -> None:
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError as error:  # errors of CUDA stay until the process ends
+            self.fault = f"{self.device}: {error}"
 
     def close(self) -> None:
         self.graphs = None

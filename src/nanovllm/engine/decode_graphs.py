@@ -43,7 +43,8 @@ class DecodeGraphs:
         for size in sorted(batch_sizes, reverse=True):
             body(size)  # compiles kernels and makes workspaces, which a recording must not
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
+            # Other threads may use CUDA meanwhile, such as the watchdog of a process group.
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 logits = body(size)
             self._recorded[size] = Recorded(graph, logits)
         torch.cuda.synchronize()

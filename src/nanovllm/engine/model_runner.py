@@ -60,6 +60,16 @@ class DoneStep:
         return self.outcome
 
 
+@dataclass(frozen=True, slots=True)
+class RankInfo:
+    """One rank, its device, and its part of the KV cache."""
+
+    rank: int
+    device: str
+    num_blocks: int
+    kv_bytes: int
+
+
 class ModelRunner:
     """One rank's model and KV cache. It never looks at queues.
 
@@ -96,7 +106,8 @@ class ModelRunner:
         )
         self.model = self._load_model()
         self.sampler = Sampler()
-        self.num_blocks = config.num_kvcache_blocks or self._num_blocks_in_budget()
+        num_blocks = config.num_kvcache_blocks or self._num_blocks_in_budget()
+        self.num_blocks = self.tp.minimum(num_blocks, device)
         self.kv_cache = self._new_kv_cache(self.num_blocks)
 
     def _load_model(self) -> Qwen3ForCausalLM:
@@ -154,6 +165,24 @@ class ModelRunner:
     @property
     def max_blocks_per_seq(self) -> int:
         return -(-self.max_model_len // self.block_size)
+
+    fault: str | None = None
+    """Why no step can run any more, and the engine has to end (TP-4)."""
+
+    def examine(self) -> None:
+        """After a step that raised: find out whether another one can run; if not, set `fault`."""
+
+    @property
+    def rank_info(self) -> RankInfo:
+        """What this rank runs on."""
+        return RankInfo(
+            self.tp.rank, str(self.device), self.num_blocks, self.num_blocks * self.block_bytes
+        )
+
+    @property
+    def rank_infos(self) -> list[RankInfo]:
+        """Those of all ranks, in order."""
+        return [self.rank_info]
 
     steps_ahead = 0
     """Steps that may be launched before the tokens of the one before are known."""

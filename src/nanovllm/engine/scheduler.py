@@ -330,6 +330,13 @@ class Scheduler:
         self._land(step)
         return ended
 
+    def fail_all(self, cause: str) -> None:
+        """No step can run any more: everything ends with reason `error` (TP-4)."""
+        for step in self.in_flight:
+            self.fail_step(step, cause)
+        while self._live:
+            self._finish(next(iter(self._live.values())), FinishReason.ERROR, cause)
+
     def _append(self, seq: Sequence, token_id: int, stopped: bool) -> FinishReason | None:
         """Append a sampled token; the reason if it is the last one, `stop` before `length`."""
         if seq.seq_id in self.followers:
