@@ -118,6 +118,8 @@ class Config:
             known, so that the GPU never waits for the host. Tokens are the same either way.
         device: `auto` (CUDA if there is one), `cpu` or `cuda`.
         dtype: `auto` is float32 on a CPU and the checkpoint's own elsewhere.
+        kv_cache_dtype: `auto` is that of the weights; `fp8` (e4m3, not scaled) halves the bytes
+            that attention reads and holds twice the tokens, at a loss of precision.
         skip_tokenizer: token ids in, token ids out; for checkpoints without a tokenizer.
         seed: of the requests that bring none; None draws it from the system.
         trace: file to which plans and tokens are logged, for `nanovllm conformance check`.
@@ -140,6 +142,7 @@ class Config:
     async_scheduling: bool = True
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     skip_tokenizer: bool = False
     seed: int | None = None
     trace: str | Path | None = None
@@ -176,6 +179,7 @@ class Config:
             "attention_backend", self.attention_backend, ("auto", "torch", "triton", "flash_attn")
         )
         _check_choice("device", self.device, ("auto", "cpu", "cuda"))
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "fp8"))
         _check_choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
 
     @classmethod

@@ -159,6 +159,7 @@ def test_options_arrive_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = "--model m --device cpu --dtype float16 --max-model-len 99 --max-num-seqs 3 \
         --max-num-batched-tokens 44 --policy mixed --max-consecutive-prefills 2 \
         --tensor-parallel-size 2 --backend torch --enforce-eager --no-async-scheduling \
+        --kv-cache-dtype fp8 \
         --skip-tokenizer --block-size 8 --num-blocks 5 \
         --kv-memory-gb 0.5 --gpu-memory-utilization 0.7 --no-prefix-cache --trace t.jsonl"
     result = invoke("generate", "hello", *flags, *others.split(), *engine.split())
@@ -174,7 +175,7 @@ def test_options_arrive_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
             "max_num_seqs": 3, "max_num_batched_tokens": 44, "scheduling_policy": "mixed",
             "max_consecutive_prefills": 2, "tensor_parallel_size": 2, "enforce_eager": True,
             "skip_tokenizer": True, "kvcache_block_size": 8, "num_kvcache_blocks": 5,
-            "attention_backend": "torch", "async_scheduling": False,
+            "attention_backend": "torch", "async_scheduling": False, "kv_cache_dtype": "fp8",
             "kvcache_memory_gb": 0.5, "gpu_memory_utilization": 0.7,
             "enable_prefix_caching": False, "trace": Path("t.jsonl"),
         }

@@ -190,6 +190,9 @@ class EngineOptions:
             "--kv-memory-gb",
         ),
     ] = None
+    kv_cache_dtype: Annotated[
+        str, _cache("auto, or fp8: half the memory and its traffic, less precise.")
+    ] = "auto"
     gpu_memory_utilization: Annotated[
         float, _cache("Share of a GPU's memory that this engine may use.")
     ] = 0.9

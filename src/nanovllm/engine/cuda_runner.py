@@ -102,9 +102,13 @@ class CudaModelRunner(ModelRunner):
     @torch.inference_mode()
     def launch(self, step: ScheduledStep) -> PendingStep:
         rows = step.rows
+        decodes = all(row.is_decode for row in rows)
+        if decodes:
+            # The longest first, so that the programs that start last are short.
+            rows = tuple(sorted(rows, key=lambda row: -row.end))
         seats, updates = self.seats.take(rows)
         self.update(updates)
-        if all(row.is_decode for row in rows):
+        if decodes:
             context_lens = np.fromiter((row.end for row in rows), dtype=np.int32, count=len(rows))
             return self._finish(self.decode(seats, context_lens), rows, seats, drawn=True)
         inputs = prepare_model_input(step, self.block_size)

@@ -98,8 +98,9 @@ class ModelRunner:
         self.device = device
         self.tp = tp or TensorParallel()
         self.dtype = _resolve_dtype(config.dtype, model_config.dtype, self.device)
+        self.kv_dtype = torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else self.dtype
         self.block_size = config.kvcache_block_size or backend.default_block_size
-        backend.check(device, self.dtype, self.block_size, model_config.head_dim)
+        backend.check(device, self.dtype, self.kv_dtype, self.block_size, model_config.head_dim)
         self.max_model_len = min(
             config.max_model_len or model_config.max_position_embeddings,
             model_config.max_position_embeddings,
@@ -139,12 +140,12 @@ class ModelRunner:
     def _new_kv_cache(self, num_blocks: int) -> torch.Tensor:
         # Not zeroed: no slot is read before it is written (KV-3), and unused pages cost nothing.
         shape = self._kv_cache_shape(num_blocks)
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
+        return torch.empty(shape, dtype=self.kv_dtype, device=self.device)
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers, K and V, on this rank."""
-        return prod(self._kv_cache_shape(1)) * self.dtype.itemsize
+        return prod(self._kv_cache_shape(1)) * self.kv_dtype.itemsize
 
     def _num_blocks_in_budget(self) -> int:
         """What the budget holds, and no more than all sequences at full length could use."""

@@ -29,8 +29,10 @@ def attend_row(
         let a NaN in one through, 0 * NaN being NaN (KV-3).
     """
     count, num_heads, head_dim = q.shape
-    k = k_cache.index_select(0, block_table).flatten(0, 1)[:context_len].transpose(0, 1)
-    v = v_cache.index_select(0, block_table).flatten(0, 1)[:context_len].transpose(0, 1)
+    k, v = (
+        cache.index_select(0, block_table).flatten(0, 1)[:context_len].transpose(0, 1).to(q.dtype)
+        for cache in (k_cache, v_cache)
+    )
     if count == 1:
         # The query heads of a KV head see the same keys: they can be the rows of one matrix.
         grouped = q.view(k.shape[0], -1, head_dim)

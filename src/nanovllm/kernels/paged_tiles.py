@@ -66,6 +66,7 @@ def attend_tiles(
         else:
             k = tl.load(keys + offset)
             v = tl.load(values + offset)
+        k, v = k.to(q.dtype), v.to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if MASKED:
             scores = tl.where(n[None, :] < seen[:, None], scores, float("-inf"))

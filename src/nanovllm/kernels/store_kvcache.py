@@ -27,8 +27,16 @@ def store_kvcache_reference(
     """
     rows = (slot_mapping >= 0).nonzero().squeeze(1)
     slots = slot_mapping[rows]
-    k_cache.view(-1, *k_cache.shape[2:])[slots] = key[rows].to(k_cache.dtype)
-    v_cache.view(-1, *v_cache.shape[2:])[slots] = value[rows].to(v_cache.dtype)
+    k_cache.view(-1, *k_cache.shape[2:])[slots] = _as_stored(key[rows], k_cache.dtype)
+    v_cache.view(-1, *v_cache.shape[2:])[slots] = _as_stored(value[rows], v_cache.dtype)
+
+
+def _as_stored(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Cast for the cache; float8 saturates, as it does on a GPU."""
+    if dtype == torch.float8_e4m3fn:
+        limit = torch.finfo(dtype).max
+        x = x.clamp(-limit, limit)
+    return x.to(dtype)
 
 
 def store_kvcache(

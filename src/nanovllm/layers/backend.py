@@ -48,7 +48,12 @@ class Backend(Protocol):
     """Whether a decode step can be recorded in a CUDA graph."""
 
     def check(
-        self, device: torch.device, dtype: torch.dtype, block_size: int, head_dim: int
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        block_size: int,
+        head_dim: int,
     ) -> None:
         """Raises ValueError, saying what would do, if it cannot run with these (CFG-2)."""
         ...

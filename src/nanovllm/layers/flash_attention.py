@@ -56,7 +56,12 @@ class FlashBackend(TritonBackend):
     default_block_size = BLOCK_MULTIPLE
 
     def check(
-        self, device: torch.device, dtype: torch.dtype, block_size: int, head_dim: int
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        block_size: int,
+        head_dim: int,
     ) -> None:
         if device.type != "cuda":
             raise ValueError(
@@ -66,6 +71,11 @@ class FlashBackend(TritonBackend):
             raise ValueError(
                 f"attention_backend='flash_attn' computes in float16 or bfloat16, not {dtype}; "
                 "'triton' and 'torch' take float32"
+            )
+        if kv_dtype != dtype:
+            raise ValueError(
+                f"attention_backend='flash_attn' keeps keys and values in {dtype}, not {kv_dtype}; "
+                "'triton' and 'torch' take kv_cache_dtype='fp8'"
             )
         if block_size % BLOCK_MULTIPLE:
             raise ValueError(

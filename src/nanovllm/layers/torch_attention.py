@@ -71,7 +71,12 @@ class TorchBackend:
     captures = False
 
     def check(
-        self, device: torch.device, dtype: torch.dtype, block_size: int, head_dim: int
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        block_size: int,
+        head_dim: int,
     ) -> None:
         """It can all."""
 

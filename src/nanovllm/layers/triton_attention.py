@@ -81,7 +81,12 @@ class TritonBackend:
     captures = True
 
     def check(
-        self, device: torch.device, dtype: torch.dtype, block_size: int, head_dim: int
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        block_size: int,
+        head_dim: int,
     ) -> None:
         if device.type != "cuda":
             raise ValueError(f"attention_backend='triton' needs a CUDA device, not {device.type}")
