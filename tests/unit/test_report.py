@@ -226,17 +226,20 @@ class Tags(HTMLParser):
         super().__init__()
         self.tags: list[str] = []
         self.links: list[str] = []
+        self.targets: set[str] = set()
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
+        self.targets |= {f"#{value}" for name, value in attrs if name == "id"}
         self.links += [value or "" for name, value in attrs if name in ("src", "href")]
 
 
 def test_html_needs_nothing_from_elsewhere() -> None:
     page = to_html(report())
     tags = Tags(page)
-    assert not tags.links
+    assert tags.links
+    assert set(tags.links) <= tags.targets
     assert not {"script", "link", "img", "iframe"} & set(tags.tags)
     assert not re.search(r"url\((?!#)|@import", page)
 
@@ -249,7 +252,7 @@ def test_html_shows_words_of_an_engine_as_text() -> None:
 
 def test_html_shows_stories_commands_and_all_requirements() -> None:
     page = to_html(report(commands={"BLK-8": "the command"}))
-    assert "the command" in page
+    assert "<span>the</span> <span>command</span>" in page
     assert all(line.replace("'", "&#39;") in page for line in STORY)
     assert all(verdict.spec_id in page for verdict in VERDICTS)
     assert page.count('<svg class="blocks"') == 2

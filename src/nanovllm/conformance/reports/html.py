@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,9 @@ def to_html(report: Report) -> str:
         labels=report.labels,
         groups=list(report.by_group()),
         details=[_detail(report, v) for v in report.with_outcome(*STORIES)],
+        told=report.with_outcome(*STORIES),
         others=[(outcome, verdicts) for outcome, verdicts in others if verdicts],
-        problems=report.problems(),
+        problems=[_linked(text[0].upper() + text[1:], report) for text in report.problems()],
         colours=range(COLOURS),
     )
 
@@ -41,6 +43,15 @@ def _detail(report: Report, verdict: Verdict) -> dict[str, Any]:
         "legend": requests,
         "command": report.commands.get(verdict.spec_id),
     }
+
+
+def _linked(text: str, report: Report) -> Markup:
+    """Ids that have an article lead to it."""
+    told = {verdict.spec_id for verdict in report.with_outcome(*STORIES)}
+    return Markup("").join(
+        Markup('<a href="#{0}">{0}</a>').format(word) if word in told else escape(word)
+        for word in re.split(r"(\b[A-Z]+-\d+[a-z]?\b)", text)
+    )
 
 
 @cache
