@@ -31,6 +31,16 @@ DOORS: Mapping[str, tuple[str, ...]] = {
 }
 """Doors at which a planting of this door is to be looked at."""
 
+SITUATIONS = (
+    "preemption",
+    "hit on a free block",
+    "hit on a used block",
+    "eviction",
+    "chunk",
+    "whole prompt resident",
+)
+"""What the state machine's examples have to come to."""
+
 REFERENCE = Planting("reference", "The reference itself.", "core", ReferenceCore, ReferenceCore)
 
 _UNDER_FAULTS = """

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from nanovllm.conformance.faults import FAULTS
-from nanovllm.conformance.power import without_fault
+from nanovllm.conformance.power import SITUATIONS, without_fault
 from nanovllm.conformance.runner import PROFILES
 from nanovllm.conformance.variants import VARIANTS
 
@@ -18,14 +18,6 @@ Measured = Mapping[tuple[str, str, int], Any]
 
 BEGIN, END = "<!-- power: begin -->", "<!-- power: end -->"
 EXAMPLES = PROFILES["ci"].examples
-SITUATIONS = (
-    "preemption",
-    "hit on a free block",
-    "hit on a used block",
-    "eviction",
-    "chunk",
-    "whole prompt resident",
-)
 
 
 class Power:
