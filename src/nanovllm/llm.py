@@ -140,7 +140,8 @@ class LLM(LLMEngine):
             if not self._closed:
                 self._land_all()
                 for request in requests:
-                    self.abort_request(request.request_id)
+                    if not request.is_finished:
+                        self.abort_request(request.request_id)
                     self._finished.pop(request.request_id, None)
 
 

@@ -208,12 +208,6 @@ def test_a_recomputation_is_prefill_in_every_count(checkpoint: Path) -> None:
         assert decodes <= step.num_rows
 
 
-@pytest.mark.spec("TP-3c")
-def test_more_ranks_than_can_be_had_are_refused(checkpoint: Path) -> None:
-    with pytest.raises(ValueError, match="tensor_parallel_size=2"):
-        LLM(checkpoint, tensor_parallel_size=2)
-
-
 @pytest.mark.spec("SCH-7d", "API-7")
 def test_max_tokens_none_means_to_the_end(checkpoint: Path) -> None:
     endless = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)

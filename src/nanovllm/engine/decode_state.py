@@ -38,6 +38,10 @@ class SeatUpdates:
     temperature: npt.NDArray[np.float32]
     stream: Int64
 
+    @property
+    def is_empty(self) -> bool:
+        return not len(self.table_index) and not len(self.seats)
+
 
 class DecodeState:
     """The device's side: tensors with a row per seat, and one more that padding writes to.

@@ -40,11 +40,6 @@ class LLMEngine:
 
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         config = Config.from_options(model, options)
-        if config.tensor_parallel_size > 1:
-            raise ValueError(
-                f"tensor_parallel_size={config.tensor_parallel_size}: the layers shard, but this "
-                "version starts no worker processes; use 1"
-            )
         model_config = ModelConfig.from_pretrained(config.model)
         self.tokenizer: Tokenizer | None = None
         if not config.skip_tokenizer:
@@ -172,7 +167,8 @@ class LLMEngine:
     def step(self) -> StepOutput:
         """Execute a step to its end; idle if there is nothing to do.
 
-        A step that raises ends its requests with reason `error`; the others go on (SCH-15).
+        A step that raises ends its requests with reason `error`; the others go on (SCH-15). If none
+        can run after it, all end, and further calls raise RuntimeError (TP-4).
         """
         self._check_open()
         step = self._advance()
@@ -234,12 +230,24 @@ class LLMEngine:
             self._land()
 
     def _fail_for(self, step: ScheduledStep, error: BaseException) -> None:
-        self._fail(step, f"{type(error).__name__}: {error}".rstrip(": "))
+        self.model_runner.examine()
+        if self.model_runner.fault is not None:
+            self._end(self.model_runner.fault)
+        else:
+            self._fail(step, f"{type(error).__name__}: {error}".rstrip(": "))
         if not isinstance(error, Exception):
             raise error
 
+    def _end(self, fault: str) -> None:
+        self._flights.clear()
+        self.scheduler.fail_all(fault)
+        self._collect_ended()
+
     def _fail(self, step: ScheduledStep, cause: str) -> None:
         self.scheduler.fail_step(step, cause)
+        self._collect_ended()
+
+    def _collect_ended(self) -> None:
         # Those that a commit had ended before it raised are not lost either.
         seqs = [self._sample(seq_id).seq for seq_id in self._live]
         self._collect([seq for seq in seqs if seq.is_finished])
@@ -311,6 +319,10 @@ class LLMEngine:
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("this engine is closed")
+        fault = self.model_runner.fault
+        # What it still has, a last step ends or hands over.
+        if fault is not None and not self._live and not self._finished:
+            raise RuntimeError(f"this engine has failed: {fault}")
 
     def _require_tokenizer(self, what: str) -> Tokenizer:
         if self.tokenizer is None:

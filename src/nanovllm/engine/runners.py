@@ -1,26 +1,37 @@
-"""Which model runner an engine gets: by device and attention backend."""
+"""Which model runner an engine gets: by ranks, device and attention backend."""
 
 import torch
 
 from nanovllm.config import Config
 from nanovllm.engine.model_runner import ModelRunner
 from nanovllm.layers.backends import select_backend
+from nanovllm.layers.parallel import TensorParallel
 from nanovllm.models.model_config import ModelConfig
 
 
 def make_runner(config: Config, model_config: ModelConfig) -> ModelRunner:
-    """The runner of an engine with one rank.
+    """The runner of an engine.
 
     Raises ValueError if the device or the backend's package is not to be had.
     """
-    device = resolve_device(config.device)
+    if config.tensor_parallel_size == 1:
+        return build_runner(config, model_config, resolve_device(config.device), TensorParallel())
+    from nanovllm.engine.tensor_parallel.start import start_ranks
+
+    return start_ranks(config, model_config)
+
+
+def build_runner(
+    config: Config, model_config: ModelConfig, device: torch.device, tp: TensorParallel
+) -> ModelRunner:
+    """The runner of one rank, which does not tell others what to do."""
     backend = select_backend(config.attention_backend, device)
     if not backend.captures:
-        return ModelRunner(config, model_config, backend, device)
+        return ModelRunner(config, model_config, backend, device, tp)
     # It imports Triton's kernels, which a CPU does without.
     from nanovllm.engine.cuda_runner import CudaModelRunner
 
-    return CudaModelRunner(config, model_config, backend, device)
+    return CudaModelRunner(config, model_config, backend, device, tp)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -1,0 +1,77 @@
+"""The group that ranks communicate over: NCCL between GPUs, gloo between CPUs."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from nanovllm.layers.parallel import Group
+
+torch_distributed: Any = dist  # its stubs leave out most of what is used here
+
+LOCAL_HOST = "127.0.0.1"
+
+STORE_TIMEOUT = timedelta(seconds=10)
+"""For what the others tell in the store: they run already when a group is made."""
+
+LAUNCH_TIMEOUT = timedelta(minutes=5)
+"""For all ranks that are launched to meet."""
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""Ranks may load weights for that long. It is not how a lost rank is noticed, see `ranks`."""
+
+
+class Store(Protocol):
+    """A key-value store of torch, over which ranks meet."""
+
+    def set(self, key: str, value: bytes) -> None: ...
+
+    def get(self, key: str) -> bytes: ...
+
+
+class AbortableGroup(Group, Protocol):
+    """A group that another thread can break."""
+
+    def abort(self) -> None: ...
+
+
+def new_store() -> tuple[Store, int]:
+    """A store in this process, and its port, which the system chooses."""
+    store = torch_distributed.TCPStore(
+        LOCAL_HOST, 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT
+    )
+    return store, store.port
+
+
+def store_at(port: int) -> Store:
+    """The store that another process of this host has."""
+    store: Store = torch_distributed.TCPStore(LOCAL_HOST, port, timeout=STORE_TIMEOUT)
+    return store
+
+
+def launched_store() -> Store:
+    """The store of all ranks that were launched together (`env://`); waits for them."""
+    store: Store = next(torch_distributed.rendezvous("env://", timeout=LAUNCH_TIMEOUT))[0]
+    return store
+
+
+def make_group(store: Store, rank: int, size: int, device: torch.device) -> AbortableGroup:
+    """The group of `size` ranks that meet in `store`; every rank has to call it.
+
+    A backend of torch by itself, not registered as the one default group of the process.
+    """
+    if device.type == "cpu":
+        gloo: AbortableGroup = torch_distributed.ProcessGroupGloo(
+            store, rank, size, COLLECTIVE_TIMEOUT
+        )
+        return gloo
+    # A lost peer must not take the process down, which on rank 0 is the user's.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    options = torch_distributed.ProcessGroupNCCL.Options()
+    options._timeout = COLLECTIVE_TIMEOUT
+    nccl: AbortableGroup = torch_distributed.ProcessGroupNCCL(store, rank, size, options)
+    return nccl
