@@ -15,9 +15,10 @@ from nanovllm.kernels.store_kvcache import store_kvcache, store_kvcache_referenc
 EPS = 1e-6
 
 
-def assert_close(out: torch.Tensor, expected: torch.Tensor, ulps: int = 8) -> None:
-    """Values around 1 that may be rounded the other way in a few places."""
-    tol = ulps * torch.finfo(expected.dtype).eps
+def assert_close(out: torch.Tensor, expected: torch.Tensor) -> None:
+    """Values around 1; a GPU's roots and quotients differ by a few units of fp32's last place,
+    and what is rounded to 16 bits then may fall on the other side."""
+    tol = (64 if expected.dtype == torch.float32 else 16) * torch.finfo(expected.dtype).eps
     torch.testing.assert_close(out, expected, rtol=tol, atol=tol, equal_nan=True)
 
 
