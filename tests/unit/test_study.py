@@ -68,6 +68,7 @@ def test_larger_blocks_waste_more_find_less_and_need_shorter_tables() -> None:
     assert falls([-m.waste for m in found])
     assert falls([m.entries for m in found])
     assert falls([m.hit_share for m in found])
+    assert falls([m.metadata for m in found])
     assert all(abs(m.empty - (m.block_size - 1) / 2) < m.block_size / 4 for m in found)
 
 
@@ -118,11 +119,13 @@ def test_the_tree_finds_what_a_plain_list_finds(seed: int) -> None:
     tree, held = RadixTree(1), dict[int, bytes]()
     for block in range(400):
         if held and rng.random() < 0.4:
-            # Of the longest histories, so that nobody loses an ancestor.
-            gone = max(rng.sample(sorted(held), 1), key=lambda i: len(held[i]))
-            if not any(h != held[gone] and h.startswith(held[gone]) for h in held.values()):
-                tree.remove(gone)
-                del held[gone]
+            gone = rng.choice(list(held))
+            tree.remove(gone)
+            tree.remove(gone)
+            history = held.pop(gone)
+            if history not in held.values():
+                held = {b: h for b, h in held.items() if not h.startswith(history)}
+        assert {b for b in range(block) if b in tree} == held.keys()
         parent = rng.choice([None, *held])
         unit = rng.choice((b"a", b"b", b"c"))
         held[block] = (held[parent] if parent is not None else b"") + unit
