@@ -1,6 +1,7 @@
 """A run of the suite: parts merged, what is partial, and traces from one run to the next."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from nanovllm.conformance.faulty_story import faulty_story
 from nanovllm.conformance.options import RunOptions
 from nanovllm.conformance.protocol import Plan
 from nanovllm.conformance.report import Report
-from nanovllm.conformance.run import Findings, Subject, SuiteRun
+from nanovllm.conformance.run import Findings, Subject, SuiteRun, open_engine
 from nanovllm.conformance.transport import local_door
 from nanovllm.conformance.verdicts import Outcome, Verdict
 
@@ -158,3 +159,13 @@ def test_a_requirement_is_explained_by_an_engine_that_lacks_it() -> None:
 
 def test_what_no_story_shows_is_explained_without_one() -> None:
     assert faulty_story("MOD-1") == ""
+
+
+def test_engines_run_on_one_thread_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that wait for each other would take minutes on a machine that has other work."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    open_engine(RunOptions("reference")).close()
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    open_engine(RunOptions("reference")).close()
+    assert os.environ["OMP_NUM_THREADS"] == "3"

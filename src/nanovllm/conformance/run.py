@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -259,6 +260,9 @@ def _errors(part: Part, subject: Subject) -> list[Verdict]:
 
 def open_engine(options: RunOptions) -> OpenDoor:
     """The engine's door; the reference runs in this process unless it has another interpreter."""
+    # Tiny tensors gain nothing from threads, and on a busy machine threads that wait for each other
+    # cost minutes. Torch reads this when it is first imported, here or in the engine's process.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     here = options.engine == "reference" and not (options.engine_path or options.engine_python)
     return open_door(
         options.engine,

@@ -1,6 +1,6 @@
 """A pytest plugin that runs inside the suite of a gate and tells what really happened there.
 
-One file, standard library and pytest only: it is copied beside the report of a run and loaded by
+One file, standard library only: it is copied beside the report of a run and loaded by
 that copy, so that the suite needs nothing of this package, and nothing of it is on its path.
 """
 
@@ -10,9 +10,10 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
+if TYPE_CHECKING:
+    import pytest
 
 REPORT = "NANOVLLM_GATE_REPORT"
 """Names the file to write."""
