@@ -10,6 +10,7 @@ from nanovllm.kernels.qk_norm_rope_store import qk_norm_rope_store, qk_norm_rope
 from nanovllm.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
 from nanovllm.kernels.sample import sample, sample_reference
 from nanovllm.kernels.silu_and_mul import silu_and_mul, silu_and_mul_reference
+from nanovllm.kernels.small_linear import small_linear, small_linear_reference
 from nanovllm.kernels.store_kvcache import store_kvcache, store_kvcache_reference
 
 EPS = 1e-6
@@ -43,6 +44,17 @@ def check_silu_and_mul(rows: int, n: int, dtype: torch.dtype) -> None:
     before = gate_up.clone()
     assert_close(silu_and_mul(gate_up), silu_and_mul_reference(gate_up))
     assert torch.equal(gate_up, before)
+
+
+def check_small_linear(rows: int, out_features: int, in_features: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(out_features)
+    x = torch.randn(rows, in_features, dtype=dtype, device=DEVICE)
+    weight = torch.randn(out_features, in_features, dtype=dtype, device=DEVICE) / in_features**0.5
+    expected = small_linear_reference(x.double(), weight.double())
+    # fp32 sums in another order; what is random in them grows with the root of their length.
+    torch.testing.assert_close(
+        small_linear(x, weight).double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-5
+    )
 
 
 def check_store(shape: Shape, num_tokens: int) -> None:

@@ -22,6 +22,8 @@ class Shape:
     head_dim: int
     block_size: int
     dtype: torch.dtype
+    kv_dtype: torch.dtype | None = None
+    """Of the cache, if it is another."""
 
     @property
     def scale(self) -> float:
@@ -33,7 +35,8 @@ class Shape:
     def caches(self, num_blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values full of NaN, with room for a head more than there is."""
         size = (2, num_blocks, self.block_size, self.kv_heads + 1, self.head_dim)
-        k_cache, v_cache = torch.full(size, torch.nan, dtype=self.dtype, device=DEVICE)
+        nans = torch.full(size, torch.nan, dtype=self.dtype, device=DEVICE)
+        k_cache, v_cache = nans.to(self.kv_dtype or self.dtype)
         return k_cache[:, :, :-1], v_cache[:, :, :-1]
 
 
@@ -47,8 +50,8 @@ class PagedRows:
         width = -(-max(lengths) // size)
         free = torch.randperm(sum(-(-n // size) for n in lengths) + 3).tolist()
         self.k_cache, self.v_cache = shape.caches(len(free))
-        self.keys = [shape.randn(n, shape.kv_heads) for n in lengths]
-        self.values = [shape.randn(n, shape.kv_heads) for n in lengths]
+        self.keys = [self._storable(n) for n in lengths]
+        self.values = [self._storable(n) for n in lengths]
         # One row of the tables is nobody's, and they are in another order than the sequences.
         order = torch.randperm(len(lengths) + 1)[: len(lengths)]
         tables = torch.full((len(lengths) + 1, width), -(2**31), dtype=torch.int32)
@@ -57,9 +60,15 @@ class PagedRows:
             tables[row, : len(blocks)] = blocks
             positions = torch.arange(n)
             where = blocks.long()[positions // size].to(DEVICE), (positions % size).to(DEVICE)
-            self.k_cache[where], self.v_cache[where] = k, v
+            self.k_cache[where] = k.to(self.k_cache.dtype)
+            self.v_cache[where] = v.to(self.v_cache.dtype)
         self.block_tables = tables.to(DEVICE)
         self.table_rows = order.int().to(DEVICE)
+
+    def _storable(self, length: int) -> torch.Tensor:
+        """Values that the cache's dtype has."""
+        x = self.shape.randn(length, self.shape.kv_heads)
+        return x.to(self.k_cache.dtype).to(x.dtype)
 
     def expected(self, sequence: int, q: torch.Tensor) -> torch.Tensor:
         """Dense attention in fp64 of q [C, H, D], the last tokens of a sequence."""

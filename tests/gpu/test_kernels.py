@@ -7,6 +7,7 @@ from kernel_checks import (
     check_rms_norm,
     check_sample,
     check_silu_and_mul,
+    check_small_linear,
     check_store,
     random_rows,
 )
@@ -22,9 +23,7 @@ from paged_rows import (
 from nanovllm.kernels.paged_decode import paged_decode
 from nanovllm.kernels.paged_prefill import paged_prefill
 from nanovllm.kernels.sample import sample
-from nanovllm.kernels.store_kvcache import store_kvcache
-
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+from nanovllm.kernels.store_kvcache import store_kvcache, store_kvcache_reference
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 DTYPES = [BF16, FP16, FP32]
@@ -47,6 +46,10 @@ SHAPES = [
     Shape(8, 4, 256, 16, BF16),
     Shape(8, 1, 256, 80, FP16),
     Shape(4, 1, 256, 33, FP32),
+]
+FP8_SHAPES = [
+    Shape(16, 8, 128, 16, BF16, torch.float8_e4m3fn),
+    Shape(12, 3, 64, 100, FP16, torch.float8_e4m3fn),
 ]
 LENGTHS = [1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257, 843, 1900, 4097]
 ROWS = [(1, 1), (1, 257), (5, 5), (16, 300), (128, 128), (1, 1000), (200, 777), (33, 2049)]
@@ -152,6 +155,28 @@ def test_offsets_beyond_two_to_the_31() -> None:
     assert_heads_close(out, rows.expected(0, q[-1:]))
     out = paged_prefill(q, *cache, bounds, length[:1], 9, shape.scale)
     assert_heads_close(out, rows.expected(0, q))
+
+
+@pytest.mark.spec("KV-1", "KV-3", "KV-4", "KV-5")
+@pytest.mark.parametrize("shape", FP8_SHAPES, ids=str)
+def test_a_cache_in_float8(shape: Shape) -> None:
+    check_decode(shape, LENGTHS, num_splits=1)
+    check_decode(shape, [1900], num_splits=8)
+    check_prefill(shape, ROWS)
+    key, value = 3 * shape.randn(2, 50, shape.kv_heads)
+    key[0], key[1] = 1e4, -1e4
+    slots = torch.randperm(4 * shape.block_size)[:50].to(DEVICE)
+    caches, expected = shape.caches(4), [cache.contiguous() for cache in shape.caches(4)]
+    store_kvcache(key, value, *caches, slots)
+    store_kvcache_reference(key, value, *expected, slots)
+    for cache, right in zip(caches, expected, strict=True):
+        assert torch.equal(cache.float().nan_to_num(7e4), right.float().nan_to_num(7e4))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [(1, 4096, 1024), (1, 1025, 3072), (4, 2048, 1000)], ids=str)
+def test_small_linear(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
+    check_small_linear(*sizes, dtype)
 
 
 @pytest.mark.spec("KV-1", "KV-2", "MOD-3", "MOD-4", "MOD-7")

@@ -5,7 +5,13 @@ import sys
 
 import pytest
 import torch
-from kernel_checks import check_decode_inputs, check_rms_norm, check_silu_and_mul, check_store
+from kernel_checks import (
+    check_decode_inputs,
+    check_rms_norm,
+    check_silu_and_mul,
+    check_small_linear,
+    check_store,
+)
 from paged_rows import DEVICE, PagedRows, Shape, assert_heads_close
 
 from nanovllm.kernels import _triton
@@ -26,6 +32,12 @@ def test_rms_norm(n: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_silu_and_mul(dtype: torch.dtype) -> None:
     check_silu_and_mul(3, 1100, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [(1, 33, 100), (3, 6, 2300)], ids=str)
+def test_small_linear(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
+    check_small_linear(*sizes, dtype)
 
 
 @pytest.mark.spec("KV-1", "KV-2", "MOD-3", "MOD-4", "MOD-7")
