@@ -11,12 +11,13 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from nanovllm.config import Config
 from nanovllm.engine.cuda_buffers import DecodeInputs, TokenCopies, TokenCopy
 from nanovllm.engine.decode_graphs import DecodeGraphs, graph_batch_sizes
-from nanovllm.engine.decode_state import DecodeState, Int32, Seats, SeatUpdates
+from nanovllm.engine.decode_state import DecodeState, Int32, Seats, SeatUpdates, send
 from nanovllm.engine.gpu_memory import GpuMemory, MemoryMeter
 from nanovllm.engine.largest_step import largest_step
 from nanovllm.engine.model_input import ModelInput, name_pending_tokens, prepare_model_input
@@ -120,7 +121,10 @@ class CudaModelRunner(ModelRunner):
         return self._finish(logits, [rows[i] for i in picked], seats[picked], drawn=False)
 
     def needs_last_tokens(self, step: ScheduledStep) -> bool:
-        return not all(row.seq.params.is_plain for row in step.rows if row.samples)
+        return not all(self.seats.is_plain(row.seq) for row in step.rows if row.samples)
+
+    def _to_device(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
+        return send(array, self.device)
 
     def _input_ids(self, inputs: ModelInput) -> torch.Tensor:
         input_ids = super()._input_ids(inputs)
@@ -211,7 +215,7 @@ class CudaModelRunner(ModelRunner):
         if not self.seats.plain[seats].all():
             return DoneStep(self._sample_on_host(logits, seqs, seats))
         if not drawn:
-            positions = torch.tensor([row.end for row in rows], device=self.device)
+            positions = self._to_device(np.array([row.end for row in rows]))
             self.keep_tokens(seats, self._draw(logits, self._to_device(seats).long(), positions))
         return CopiedStep(seqs, self.copies.start(self.inputs.tokens[: len(seqs)]))
 

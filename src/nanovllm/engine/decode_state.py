@@ -7,6 +7,7 @@ launched before the host has seen the tokens of this one.
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,15 @@ from nanovllm.kernels.gumbel_noise import seed_streams
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
+
+
+def send(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """Copy to a CUDA device without waiting for what it does.
+
+    From memory that is not pinned, a copy may wait for all kernels before it.
+    """
+    return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
+
 
 PADDING = -1
 """The seat of a padding row. As an index it is the last one, which no sequence has."""
@@ -63,16 +73,22 @@ class DecodeState:
     def apply(self, updates: SeatUpdates) -> None:
         """Bring the tensors up to date; ordered with the kernels that read them by the stream."""
 
-        def to_device(array: npt.NDArray[np.generic]) -> torch.Tensor:
-            return torch.from_numpy(array).to(self.last_tokens.device, non_blocking=True)
-
+        device = self.last_tokens.device
         if len(updates.table_index):
-            index = to_device(updates.table_index)
-            self.block_tables.view(-1).index_copy_(0, index, to_device(updates.table_value))
+            index = send(updates.table_index, device)
+            self.block_tables.view(-1).index_copy_(0, index, send(updates.table_value, device))
         if len(updates.seats):
-            seats = to_device(updates.seats)
-            self.temperatures.index_copy_(0, seats, to_device(updates.temperature))
-            self.streams.index_copy_(0, seats, to_device(updates.stream))
+            seats = send(updates.seats, device)
+            self.temperatures.index_copy_(0, seats, send(updates.temperature, device))
+            self.streams.index_copy_(0, seats, send(updates.stream, device))
+
+
+class Seat(NamedTuple):
+    """A place, who sits there, and whether the fused kernel does its sampling."""
+
+    place: int
+    seq: Sequence
+    plain: bool
 
 
 class Seats:
@@ -80,10 +96,9 @@ class Seats:
 
     def __init__(self, num_seats: int, max_blocks: int) -> None:
         self.max_blocks = max_blocks
-        self.sitting: dict[int, tuple[int, Sequence]] = {}  # by seq_id
+        self.sitting: dict[int, Seat] = {}  # by seq_id
         self.free = list(range(num_seats))
         self.num_blocks = [0] * num_seats
-        # Rows whose sampling the fused kernel does: nothing but a temperature.
         self.plain = np.zeros(num_seats, dtype=np.bool_)
 
     def take(self, rows: Seq[ScheduledRow]) -> tuple[Int32, SeatUpdates]:
@@ -91,47 +106,51 @@ class Seats:
         seats: list[int] = []
         index: list[int] = []
         values: list[int] = []
-        newcomers: list[tuple[int, Sequence]] = []
+        newcomers: list[Seat] = []
         for row in rows:
-            place = self.sitting.get(row.seq.seq_id)
-            if place is None:
-                place = (self._free_seat(), row.seq)
-                self.sitting[row.seq.seq_id] = place
-                newcomers.append(place)
-            seat = place[0]
-            known, table = self.num_blocks[seat], row.block_table
+            seat = self.sitting.get(row.seq.seq_id)
+            if seat is None:
+                seat = Seat(self._free_place(), row.seq, row.seq.params.is_plain)
+                self.sitting[row.seq.seq_id] = seat
+                newcomers.append(seat)
+            place, table = seat.place, row.block_table
+            known = self.num_blocks[place]
             if len(table) > known:
-                first = seat * self.max_blocks + known
+                first = place * self.max_blocks + known
                 index.extend(range(first, first + len(table) - known))
                 values.extend(table[known:])
-                self.num_blocks[seat] = len(table)
-            seats.append(seat)
+                self.num_blocks[place] = len(table)
+            seats.append(place)
         return np.array(seats, dtype=np.int32), self._updates(index, values, newcomers)
 
-    def _updates(
-        self, index: list[int], values: list[int], newcomers: list[tuple[int, Sequence]]
-    ) -> SeatUpdates:
-        for seat, seq in newcomers:
-            self.plain[seat] = seq.params.is_plain
-        seeds = np.array([seq.params.seed for _, seq in newcomers], dtype=np.uint64)
+    def _updates(self, index: list[int], values: list[int], newcomers: list[Seat]) -> SeatUpdates:
+        for seat in newcomers:
+            self.plain[seat.place] = seat.plain
+        params = [seat.seq.params for seat in newcomers]
         return SeatUpdates(
             np.array(index, dtype=np.int64),
             np.array(values, dtype=np.int32),
-            np.array([seat for seat, _ in newcomers], dtype=np.int64),
-            np.array([seq.params.temperature for _, seq in newcomers], dtype=np.float32),
-            seed_streams(seeds),
+            np.array([seat.place for seat in newcomers], dtype=np.int64),
+            np.array([p.temperature for p in params], dtype=np.float32),
+            seed_streams(np.array([p.seed for p in params], dtype=np.uint64)),
         )
 
-    def _free_seat(self) -> int:
+    def is_plain(self, seq: Sequence) -> bool:
+        """Whether a temperature is all there is to the sampling of `seq`."""
+        seat = self.sitting.get(seq.seq_id)
+        return seat.plain if seat else seq.params.is_plain
+
+    def _free_place(self) -> int:
         if not self.free:
-            gone = [s for _, s in self.sitting.values() if s.status is not SequenceStatus.RUNNING]
-            for seq in gone:
-                self.leave(seq)
+            seqs = [seat.seq for seat in self.sitting.values()]
+            for seq in seqs:
+                if seq.status is not SequenceStatus.RUNNING:
+                    self.leave(seq)
         return self.free.pop()
 
     def leave(self, seq: Sequence) -> None:
         """Give up the seat of `seq`, if it has one. Its next blocks are others (SCH-8)."""
-        place = self.sitting.pop(seq.seq_id, None)
-        if place is not None:
-            self.num_blocks[place[0]] = 0
-            self.free.append(place[0])
+        seat = self.sitting.pop(seq.seq_id, None)
+        if seat is not None:
+            self.num_blocks[seat.place] = 0
+            self.free.append(seat.place)

@@ -184,11 +184,12 @@ class Scheduler:
 
     def _plan_prefill_first(self, plan: StepBuilder) -> None:
         """Prompts first, but at most `max_consecutive_prefills` such steps while a decode waits."""
-        decoding = [seq for seq in self.running if seq.num_unscheduled_tokens == 1]
+        counts = [(seq, seq.num_unscheduled_tokens) for seq in self.running]
+        decoding = [seq for seq, count in counts if count == 1]
         if not decoding:
             self._prefill_streak = 0
         if self._prefill_streak < self.config.max_consecutive_prefills:
-            self._serve([seq for seq in self.running if seq.num_unscheduled_tokens > 1], plan)
+            self._serve([seq for seq, count in counts if count > 1], plan)
             self._admit(plan)
         if plan.rows:
             self._prefill_streak += 1
@@ -201,11 +202,11 @@ class Scheduler:
 
     def _serve(self, seqs: Seq[Sequence], plan: StepBuilder) -> None:
         """Continue `seqs`, oldest first: a token each for decodes, chunks into what they leave."""
-        decodes_left = sum(seq.num_unscheduled_tokens == 1 for seq in seqs)
-        for seq in tuple(seqs):
+        counts = [seq.num_unscheduled_tokens for seq in seqs]
+        decodes_left = counts.count(1)
+        for seq, count in zip(tuple(seqs), counts, strict=True):
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # preempted by an older one a moment ago
-            count = seq.num_unscheduled_tokens
             if count == 1:
                 decodes_left -= 1
             elif count > plan.budget - decodes_left:

@@ -119,10 +119,12 @@ class Sequence:
     @property
     def num_unscheduled_tokens(self) -> int:
         """Positions that a plan may take: none of a request that is certain to end (SCH-12)."""
-        ends = self.num_completion_tokens + self.num_pending_tokens >= self.max_tokens
-        if self.abort_requested or (self.num_pending_tokens and ends):
+        pending = self.num_pending_tokens
+        newest = len(self.token_ids) + pending
+        ends = pending and newest - self.num_prompt_tokens >= self.max_tokens
+        if ends or self.abort_requested:
             return 0
-        return self.num_uncomputed_tokens - self.num_in_flight_tokens + self.num_pending_tokens
+        return newest - self.num_computed_tokens - self.num_in_flight_tokens
 
     @property
     def prompt_token_ids(self) -> list[int]:
