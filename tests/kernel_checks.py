@@ -13,14 +13,19 @@ from nanovllm.kernels.silu_and_mul import silu_and_mul, silu_and_mul_reference
 from nanovllm.kernels.small_linear import small_linear, small_linear_reference
 from nanovllm.kernels.store_kvcache import store_kvcache, store_kvcache_reference
 
-EPS = 1e-6
+EPS = 0.1
+"""Of norms: large, so that it is seen."""
 
 
 def assert_close(out: torch.Tensor, expected: torch.Tensor) -> None:
-    """Values around 1; a GPU's roots and quotients differ by a few units of fp32's last place,
-    and what is rounded to 16 bits then may fall on the other side."""
+    """Values around 1; a GPU's roots and quotients differ by a few units of fp32's last place.
+
+    What is rounded to 16 bits then is nearly always rounded the same, if it is rounded as often.
+    """
     tol = (64 if expected.dtype == torch.float32 else 16) * torch.finfo(expected.dtype).eps
     torch.testing.assert_close(out, expected, rtol=tol, atol=tol, equal_nan=True)
+    if expected.dtype != torch.float32:
+        assert ((out != expected) & ~expected.isnan()).float().mean() < 0.01
 
 
 def check_rms_norm(rows: int, n: int, dtype: torch.dtype) -> None:

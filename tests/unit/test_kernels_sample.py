@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from kernel_checks import check_sample, random_rows
 from paged_rows import DEVICE
 
-from nanovllm.kernels.gumbel_noise import row_keys, seed_streams, stream_keys
-from nanovllm.kernels.sample import sample
+from nanovllm.kernels.gumbel_noise import gumbel_noise, row_keys, seed_streams, stream_keys
+from nanovllm.kernels.sample import exponential, row_key, sample
 from nanovllm.layers.sampler import RowSampling, Sampler, SamplingInput
 from nanovllm.sampling_params import SamplingParams
 
@@ -67,3 +69,21 @@ def test_a_stream_is_its_seed() -> None:
     seed = np.array([0, 1, 2**64 - 1], np.uint64)
     position = np.array([0, 5, 2**40])
     assert np.array_equal(row_keys(seed, position), stream_keys(seed_streams(seed), position))
+
+
+@triton.jit
+def noise_kernel(streams, positions, out, BLOCK: tl.constexpr):  # noqa: N803
+    row = tl.program_id(0)
+    token_id = tl.arange(0, BLOCK)
+    key = row_key(tl.load(streams + row), tl.load(positions + row))
+    tl.store(out + row * BLOCK + token_id, -tl.log(exponential(token_id, key)))
+
+
+@pytest.mark.spec("SMP-4")
+def test_the_noise_is_gumbel_noise() -> None:
+    count = 2**14
+    streams, positions = random_rows(8)
+    out = torch.empty(8, count, device=DEVICE)
+    noise_kernel[(8,)](streams, positions, out, count)
+    keys = torch.from_numpy(stream_keys(streams.cpu().numpy(), positions.cpu().numpy()))
+    torch.testing.assert_close(out.cpu(), gumbel_noise(keys, count), rtol=2e-6, atol=2e-6)

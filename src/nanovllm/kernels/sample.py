@@ -109,8 +109,8 @@ def _sample_chunk_kernel(
     if temperature < LOWEST_TEMPERATURE:
         cost = gap
     else:
-        key = _row_key(tl.load(streams + row), tl.load(positions + row))
-        cost = _exponential(token_id, key) * tl.exp2(gap * (1.4426950408889634 / temperature))
+        key = row_key(tl.load(streams + row), tl.load(positions + row))
+        cost = exponential(token_id, key) * tl.exp2(gap * (1.4426950408889634 / temperature))
     lowest, index = tl.min(cost, 0, return_indices=True, return_indices_tie_break_left=True)
     out = row * tl.num_programs(0) + chunk
     tl.store(best + out, peak)
@@ -152,7 +152,7 @@ def _finite_or_0(x):
 
 
 @jit
-def _row_key(stream, position):
+def row_key(stream, position):
     """`stream_keys`: SplitMix64's finaliser of one row, uint64."""
     x = stream.to(tl.uint64) + position.to(tl.uint64) * 0x9E3779B97F4A7C15
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
@@ -161,7 +161,7 @@ def _row_key(stream, position):
 
 
 @jit
-def _exponential(token_id, key):
+def exponential(token_id, key):
     """E of each token: `gumbel_noise` is -log(E)."""
     x = token_id.to(tl.uint32) ^ key.to(tl.uint32)
     x = (x ^ (x >> 17)) * 0xED5AD4BB + (key >> 32).to(tl.uint32)
