@@ -55,6 +55,14 @@ def test_a_fault_that_nobody_convicts_is_told() -> None:
     assert failures(result) == [f"{FAULT.name} is missed"]
 
 
+def test_a_requirement_that_is_blocked_is_told() -> None:
+    fault = FAULTS["only-prompts-are-published"]
+    result = measured(["scenarios"], ALL, [])
+    own = trial(["scenarios"], ["PFX-8"]) | {"fault": fault.name, "convicts": "PFX-16"}
+    result["faults", fault.name, 0] = own
+    assert failures(result) == [f"{fault.name} is hidden by what its requirement needs"]
+
+
 def test_false_alarms_are_told() -> None:
     alarm = {"spec_id": "SCH-1", "operations": 4, "message": "first come"}
     result = measured(["machine"], ALL, [alarm])

@@ -239,6 +239,12 @@ def _unit_tests(fault: Fault, tests: Path) -> Iterable[str]:
             yield naming.test
 
 
+def needed(spec_id: str) -> set[str]:
+    """Requirements that block this one if they fail, directly or not."""
+    direct = load_registry()[spec_id].needs
+    return set(direct).union(*map(needed, direct))
+
+
 def reach(profile: str, seed: int) -> Counter[str]:
     """Situation -> number of the profile's examples that bring the reference to it."""
     door = local_door(ReferenceCore())

@@ -66,7 +66,7 @@ def every_short_story_of_a_tiny_pool(door: BlocksDoor, seen: Evaluations) -> Non
     _every_story(door, World(block_size=2, num_blocks=3), seen, longest=4)
 
 
-@blocks("BLK-1", *INVARIANTS[1:], "PFX-8")
+@blocks("BLK-1", *INVARIANTS[1:], "PFX-8", "PFX-16")
 def long_random_stories(door: BlocksDoor, seen: Evaluations) -> None:
     """Thirty walks of forty calls, over blocks of 1 to 3 tokens and pools of 2 to 7."""
     for seed in range(30):

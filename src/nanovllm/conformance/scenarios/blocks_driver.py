@@ -26,6 +26,7 @@ class Shelf:
         self.contents: dict[int, Content] = {}
         self.num_requests = 0
         self.duplicated: set[Content] = set()
+        self.generated: set[Content] = set()  # completed by an appended token, in no prompt
         self.judges_completeness = True  # not under an injected hash (PFX-11)
         door.reset(world)
 
@@ -48,7 +49,7 @@ class Shelf:
         self._expect_own(tokens, table, cached)
         self._take(table[ceil_div(cached, bs) :])
         self.tokens[request], self.tables[request] = list(tokens), table
-        self._compute(request)
+        self.generated -= set(self._compute(request))
         self.check()
         return request
 
@@ -67,7 +68,8 @@ class Shelf:
         self._take(table[len(old) :])
         self.tokens[request].append(token)
         self.tables[request] = table
-        self._compute(request)
+        known = set(self.contents.values())
+        self.generated |= set(self._compute(request)) - known
         self.check()
         return True
 
@@ -78,32 +80,37 @@ class Shelf:
 
     # ---- what is right ---------------------------------------------------------------------
 
-    def resident(self, tokens: Sequence[int], twins: bool = True) -> int:
+    def resident(self, tokens: Sequence[int], *, twins: bool = True, generated: bool = True) -> int:
         """Leading full blocks of `tokens` that some block holds.
 
         Without `twins`, what two blocks held at a time does not count: whether one of them is
-        found after the other was lost is PFX-15, and not what every scenario is about.
+        found after the other was lost is PFX-15, and not what every scenario is about. Likewise
+        `generated` blocks, which are PFX-16.
         """
         bs, held = self.world.block_size, set(self.contents.values())
         if not twins:
             held -= self.duplicated
+        if not generated:
+            held -= self.generated
         full = len(tokens) // bs if self.caches else 0
         missing = (i for i in range(full) if tuple(tokens[: (i + 1) * bs]) not in held)
         return next(missing, full)
 
     def expect_lookup(self, tokens: Sequence[int], spec_id: str, twins: bool = False) -> None:
-        bs = self.world.block_size
-        least, most = self.resident(tokens, twins) * bs, self.resident(tokens) * bs
+        bs, most = self.world.block_size, self.resident(tokens) * self.world.block_size
         found = self.door.lookup([*tokens, 0])  # so that no lookup leaves the last block out
-        said = f"lookup of {list(tokens)} finds {found} tokens, expected {least} to {most}"
-        self._expect(least <= found <= most, spec_id, said)
+        for generated, judged in ((False, spec_id), (True, "PFX-16")):
+            least = self.resident(tokens, twins=twins, generated=generated) * bs
+            said = f"lookup of {list(tokens)} finds {found} tokens, expected {least} to {most}"
+            self._expect(least <= found <= most, judged, said)
 
     def _expect_hits(self, tokens: Sequence[int], cached: int) -> None:
         bs, n = self.world.block_size, len(tokens)
         self._expect(cached < n, "PFX-6", f"all of {n} tokens are cached")
         if self.judges_completeness:
             resident = self.resident(tokens)
-            least = bs * min(self.resident(tokens, twins=False), (n - 1) // bs)
+            certain = self.resident(tokens, twins=False, generated=False)
+            least = bs * min(certain, (n - 1) // bs)
             most = min(bs * resident, n - 1)
             said = f"{cached} of {n} tokens cached, expected {least} to {most}"
             self._expect(least <= cached <= most, "PFX-11", said)
@@ -160,13 +167,15 @@ class Shelf:
             )
             self.contents.pop(block, None)
 
-    def _compute(self, request: int) -> None:
+    def _compute(self, request: int) -> list[Content]:
+        """All its full blocks hold what they are for; what that is."""
         tokens, table, bs = self.tokens[request], self.tables[request], self.world.block_size
-        for i in range(len(tokens) // bs):
-            content = tuple(tokens[: (i + 1) * bs])
-            self.contents[table[i]] = content
+        full = [tuple(tokens[: (i + 1) * bs]) for i in range(len(tokens) // bs)]
+        for block, content in zip(table, full, strict=False):
+            self.contents[block] = content
             if sum(held == content for held in self.contents.values()) > 1:
                 self.duplicated.add(content)
+        return full
 
 
 def _state(pool: PoolView) -> tuple[frozenset[int], dict[int, int], frozenset[int]]:

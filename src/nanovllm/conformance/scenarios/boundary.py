@@ -70,6 +70,21 @@ def preempted(bench: Bench, length: int) -> None:
     bench.expect_complete(track, "SCH-9")
 
 
+def alone(bench: Bench, length: int) -> None:
+    """Alone, without a prefix cache."""
+    track = bench.run(span(1, length), max_tokens=4)
+    _expect_tables(bench, track)
+    bench.expect_complete(track, "KV-1")
+
+
+def crowded(bench: Bench, length: int) -> None:
+    """Beside a twin, and preempted, without a prefix cache."""
+    tracks = [bench.add([60] * BLOCK_SIZE, 5), *(bench.add(span(1, length - 1), 4) for _ in "12")]
+    bench.drain()
+    for track in tracks:
+        bench.expect_complete(track, "SCH-9")
+
+
 def _run(situation: Situation, length: int, num_blocks: int, prefix_cache: bool) -> Run:
     world = small(num_blocks=num_blocks, prefix_cache=prefix_cache)
 
@@ -93,18 +108,10 @@ def _table() -> Iterator[Scenario]:
             run = _run(situation, length, num_blocks, prefix_cache=True)
             label = f"boundary-{name}-{situation.__name__}"
             yield Scenario(label, spec_ids, "core", run, frozenset({"prefix_cache"}))
-        run = _run(_uncached, length, tight, prefix_cache=False)
-        yield Scenario(f"boundary-{name}-uncached", ("KV-1", "BLK-4", "SCH-9"), "core", run)
-
-
-def _uncached(bench: Bench, length: int) -> None:
-    """Alone, beside a twin and preempted, without a prefix cache."""
-    alone = bench.run(span(1, length), max_tokens=4)
-    _expect_tables(bench, alone)
-    tracks = [bench.add([60] * BLOCK_SIZE, 5), *(bench.add(span(1, length - 1), 4) for _ in "12")]
-    bench.drain()
-    for track in (alone, *tracks):
-        bench.expect_complete(track, "KV-1" if track is alone else "SCH-9")
+        for situation, spec_ids in ((alone, ("KV-1", "BLK-4")), (crowded, ("SCH-9",))):
+            run = _run(situation, length, tight, prefix_cache=False)
+            label = f"boundary-{name}-uncached-{situation.__name__}"
+            yield Scenario(label, spec_ids, "core", run)
 
 
 SCENARIOS = tuple(_table())

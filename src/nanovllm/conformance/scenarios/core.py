@@ -194,9 +194,10 @@ def preempted_request_that_outgrew_the_budget_returns(door: CoreDoor, seen: Eval
 
 @scenario("SCH-6")
 def endless_arrivals_do_not_starve_a_running_request(door: CoreDoor, seen: Evaluations) -> None:
-    """Two prompts arrive before every step; whoever has begun has ended 200 steps later."""
+    """It has begun; two prompts arrive before every step; it has ended 200 steps later."""
     bench = Bench(door, small(num_blocks=64, max_num_batched_tokens=16), seen)
     track = bench.add([1] * 5, 5)
+    bench.until(lambda: track.rows)
     for i in range(200):
         for token in (2, 3):
             bench.add([token, i % 90, *span(1, 9)], 1)
