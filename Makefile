@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest
 GATE   := $(BIN)/nanovllm gate
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit property equality perf gate baseline deep lint format gpu clean
+.PHONY: help setup demo test unit property equality parallel perf gate baseline deep lint format gpu clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,7 +25,7 @@ demo: $(READY)  ## run the engine on the embedded model
 	$(BIN)/nanovllm info
 	$(BIN)/nanovllm generate "And it came to pass" --max-tokens 70 --temperature 0.7 --seed 1
 
-test: lint unit property equality perf gate  ## everything that needs no GPU
+test: lint unit property equality parallel perf gate  ## everything that needs no GPU
 
 unit: $(READY)  ## components; under a minute
 	$(PYTEST) -m unit
@@ -35,6 +35,9 @@ property: $(READY)  ## generated tests of the scheduler and the blocks
 
 equality: $(READY)  ## token for token against HF transformers
 	$(PYTEST) -m equality
+
+parallel: $(READY)  ## tensor parallelism: a process per rank, and what happens if one dies
+	$(PYTEST) -m parallel
 
 perf: $(READY)  ## speed, as ratios within one run
 	$(PYTEST) -m perf -p no:randomly --benchmark-timer=time.process_time

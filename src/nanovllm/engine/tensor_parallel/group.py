@@ -9,8 +9,6 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from nanovllm.layers.parallel import Group
-
 torch_distributed: Any = dist  # its stubs leave out most of what is used here
 
 LOCAL_HOST = "127.0.0.1"
@@ -33,10 +31,35 @@ class Store(Protocol):
     def get(self, key: str) -> bytes: ...
 
 
-class AbortableGroup(Group, Protocol):
-    """A group that another thread can break."""
+class RankGroup:
+    """A group of torch that can be broken, and given up while layers still refer to it.
 
-    def abort(self) -> None: ...
+    A backend by itself, not registered as the one default group of the process.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
+        work: dist.Work = self._backend.allreduce(tensors, opts)
+        return work
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
+        work: dist.Work = self._backend.broadcast(tensors, opts)
+        return work
+
+    def _allgather_base(self, output: torch.Tensor, x: torch.Tensor) -> dist.Work:
+        work: dist.Work = self._backend._allgather_base(output, x)
+        return work
+
+    def abort(self) -> None:
+        """Break what is under way; another thread may be waiting for it."""
+        self._backend.abort()
+
+    def close(self) -> None:
+        """Free its ports and memory."""
+        self.abort()
+        self._backend = None
 
 
 def new_store() -> tuple[Store, int]:
@@ -59,19 +82,13 @@ def launched_store() -> Store:
     return store
 
 
-def make_group(store: Store, rank: int, size: int, device: torch.device) -> AbortableGroup:
-    """The group of `size` ranks that meet in `store`; every rank has to call it.
-
-    A backend of torch by itself, not registered as the one default group of the process.
-    """
+def make_group(store: Store, rank: int, size: int, device: torch.device) -> RankGroup:
+    """The group of `size` ranks that meet in `store`; every rank has to call it."""
     if device.type == "cpu":
-        gloo: AbortableGroup = torch_distributed.ProcessGroupGloo(
-            store, rank, size, COLLECTIVE_TIMEOUT
-        )
-        return gloo
+        gloo = torch_distributed.ProcessGroupGloo(store, rank, size, COLLECTIVE_TIMEOUT)
+        return RankGroup(gloo)
     # A lost peer must not take the process down, which on rank 0 is the user's.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     options = torch_distributed.ProcessGroupNCCL.Options()
     options._timeout = COLLECTIVE_TIMEOUT
-    nccl: AbortableGroup = torch_distributed.ProcessGroupNCCL(store, rank, size, options)
-    return nccl
+    return RankGroup(torch_distributed.ProcessGroupNCCL(store, rank, size, options))

@@ -20,9 +20,14 @@ from multiprocessing.process import BaseProcess
 
 from nanovllm.engine.model_runner import RankInfo
 from nanovllm.engine.tensor_parallel.channel import receive, send_all
+from nanovllm.engine.tensor_parallel.group import RankGroup
 
 CAUSE_TIMEOUT = 2.0
 """Seconds between a broken collective and the news of who broke it, which usually come first."""
+
+SILENT_TIMEOUT = 0.5
+"""Seconds after a report of failure in which another rank may turn out to have been killed: then
+the report is about that one's loss."""
 
 END_TIMEOUT = 5.0
 """Seconds that a process may take to end when told to, or when killed."""
@@ -61,8 +66,7 @@ class Ranks:
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.fault: str | None = None
-        self.abort: Callable[[], None] = _nothing
-        """Breaks a collective that is under way; set when there is a group."""
+        self.group: RankGroup | None = None
         self.infos: dict[int, RankInfo] = {}
         self._members = {member.channel: member for member in members}
         self._joined: set[int] = set()
@@ -75,23 +79,25 @@ class Ranks:
 
     def _watch(self) -> None:
         listening = dict(self._members)
+        reports: dict[int, Failure] = {}
         while listening and self.fault is None:
-            causes: list[tuple[bool, str]] = []
-            for channel in wait(list(listening)):
+            ready = wait(list(listening), SILENT_TIMEOUT if reports else None)
+            for channel in ready:
                 assert isinstance(channel, Connection)
                 member, news = listening[channel], next_news(channel)
                 if isinstance(news, Failure):
-                    logger.error("rank %d failed:\n%s", member.rank, news.traceback)
-                    causes.append((True, f"rank {member.rank}: {news.cause}"))
+                    reports[member.rank] = news
                 elif news is not None:
                     self._note(member.rank, news)
                 else:
                     del listening[channel]
-                    if not self._closing:
-                        causes.append((False, how_it_ended(member)))
-            if causes:
-                # Who ended without a word did so by itself; a report may be about its loss.
-                self._give_up(min(causes)[1])
+                    if member.rank not in reports and not self._closing:
+                        self._give_up(how_it_ended(member))
+            if not ready:
+                break
+        for rank, report in reports.items():
+            logger.error("rank %d failed:\n%s", rank, report.traceback)
+            self._give_up(f"rank {rank}: {report.cause}")
 
     def _note(self, rank: int, news: Joined | RankInfo) -> None:
         with self._news:
@@ -110,7 +116,8 @@ class Ranks:
         for member in self._members.values():
             if member.process is not None:
                 member.process.kill()
-        self.abort()
+        if self.group is not None:
+            self.group.abort()
 
     def wait_joined(self) -> None:
         """Wait until all ranks run. Raises RankError."""
@@ -173,8 +180,8 @@ class Ranks:
         self._watcher.join(END_TIMEOUT)
         for channel in self._members:
             channel.close()
-        self.abort()
-        self.abort = _nothing
+        if self.group is not None:
+            self.group.close()
 
 
 def next_news(channel: Connection) -> Joined | RankInfo | Failure | None:
@@ -221,7 +228,3 @@ def interrupts_held() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         if arrived:
             before(*arrived[0])  # type: ignore[arg-type]
-
-
-def _nothing() -> None:
-    pass

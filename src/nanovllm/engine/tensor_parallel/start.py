@@ -89,7 +89,7 @@ def lead(ranks: Ranks, store: Store, config: Config, model_config: ModelConfig) 
         ranks.wait_joined()
         with refusals_first(ranks):
             group = make_group(store, 0, size, device)
-            ranks.abort = group.abort
+            ranks.group = group
             backend = select_backend(config.attention_backend, device)
             runner = leading_class(backend.captures)(
                 ranks, config, model_config, backend, device, TensorParallel(0, size, group)

@@ -57,7 +57,7 @@ def serve(post: Post, channel: Connection, open_store: Callable[[], Store]) -> N
             method, args = call
             getattr(runner, method)(*args)
         runner.close()
-        group.abort()
+        group.close()
     except Exception as error:
         _report(channel, error)
         raise SystemExit(1) from error
