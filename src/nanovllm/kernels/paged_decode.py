@@ -120,17 +120,24 @@ def paged_decode(
         num_stages=num_stages,
     )
     if num_splits > 1:
-        _combine_kernel[(batch * num_heads,)](
-            partial,
-            state,
-            out,
-            NUM_SPLITS=num_splits,
-            HEAD_DIM=dim,
-            BLOCK_S=next_power_of_2(num_splits),
-            BLOCK_D=next_power_of_2(dim),
-            num_warps=2,
-        )
+        _combine(partial, state, out)
     return out
+
+
+def _combine(partial: torch.Tensor, state: torch.Tensor, out: torch.Tensor) -> None:
+    """`out` [B, num_heads, head_dim] from the splits' results, each an fp32 weighted sum of values
+    in `partial` [B, num_heads, splits, head_dim] with its peak and total in `state` [2, ...]."""
+    batch, num_heads, num_splits, dim = partial.shape
+    _combine_kernel[(batch * num_heads,)](
+        partial,
+        state,
+        out,
+        NUM_SPLITS=num_splits,
+        HEAD_DIM=dim,
+        BLOCK_S=next_power_of_2(num_splits),
+        BLOCK_D=next_power_of_2(dim),
+        num_warps=2,
+    )
 
 
 @jit
