@@ -123,6 +123,19 @@ def test_a_salt_that_is_ignored_is_a_problem() -> None:
     assert names(examine(local_door(Salted())), "problems") == [("core", "salt")]
 
 
+class Caching(ReferenceCore):
+    """Its prefix cache is always on."""
+
+    def reset(self, world: World) -> None:
+        super().reset(replace(world, prefix_cache=True))
+
+
+@pytest.mark.spec("PFX-12")
+def test_a_prefix_cache_that_cannot_be_turned_off_is_a_problem() -> None:
+    (problem,) = examine(local_door(Caching())).problems
+    assert "in a world with prefix_cache=False a prompt was found cached" in str(problem)
+
+
 class Idle(ReferenceCore):
     def schedule(self) -> Plan:
         return Plan(0)

@@ -176,6 +176,9 @@ def init(
     typer.echo(f"Fill in {target}, then:")
     typer.echo(f"  nanovllm conformance doctor --engine {target}:adapter")
     typer.echo(f"  nanovllm conformance run --engine {target}:adapter")
+    typer.echo(
+        "--engine-path DIR if the engine is in another folder, --engine-python PY for its own"
+    )
 
 
 @_with_run_options("engine", "engine_path", "engine_python", "engine_option")

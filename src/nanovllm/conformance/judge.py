@@ -118,4 +118,5 @@ def _blocked(verdict: Verdict, causes: Mapping[str, Outcome]) -> Verdict:
         names, own = ", ".join(causes), ""
     else:
         return verdict
-    return replace(verdict, outcome=Outcome.BLOCKED, message=f"needs {names}, which fails{own}")
+    verb = "fail" if "," in names else "fails"
+    return replace(verdict, outcome=Outcome.BLOCKED, message=f"needs {names}, which {verb}{own}")

@@ -145,13 +145,11 @@ def _with_known(
     if entry.until and today >= entry.until:
         message = f"{seen.message} (a known failure only until {entry.until})"
         return replace(seen, evaluations=evaluations, message=message)
-    reason = f"{entry.kind}: {entry.reason}" + (f" ({entry.url})" if entry.url else "")
-    return replace(
-        seen,
-        outcome=Outcome.KNOWN_FAIL,
-        evaluations=evaluations,
-        message=f"{seen.message}; {reason}",
-    )
+    # As it was written first, the reason is what was seen.
+    reason = f": {entry.reason}" if entry.reason != seen.message else ""
+    url = f" ({entry.url})" if entry.url else ""
+    message = f"{seen.message}; {entry.kind}{reason}{url}"
+    return replace(seen, outcome=Outcome.KNOWN_FAIL, evaluations=evaluations, message=message)
 
 
 def _stale(verdict: Verdict, why: str) -> Verdict:

@@ -109,6 +109,10 @@ def probe_prefix_cache(door: CoreDoor) -> None:
     run(door, 0, (1, 2, 3, 4, 5))
     plans, _ = run(door, 1, (1, 2, 3, 4, 5))
     expect(first_start(plans), "the same prompt, a second time, was computed from its first token")
+    door.reset(replace(WORLD, prefix_cache=False))
+    run(door, 0, (1, 2, 3, 4, 5))
+    plans, _ = run(door, 1, (1, 2, 3, 4, 5))
+    expect(not first_start(plans), "in a world with prefix_cache=False a prompt was found cached")
 
 
 def probe_salt(door: CoreDoor) -> None:

@@ -33,7 +33,8 @@ class Adapter:
     def reset(self, world: Any) -> None:
         """Make a new engine, and forget the old one. Worlds are tiny: a few blocks of 1-4 tokens.
 
-        `world` has prefix_cache (may be False) and hash, too, for those who declare them.
+        With the capability prefix_cache, `world.prefix_cache` may be False, and nothing is found
+        then; with hash_override, `world.hash` may be "constant" or "1bit".
         """
         self.scheduler = Scheduler(  # <-
             block_size=world.block_size,
@@ -91,7 +92,7 @@ class Adapter:
     # def abort(self, request):    True if it lived. One in a plan ends when that is committed.
     # def fail_step(self, step):   The plan raised, nothing was computed; returns as `commit`.
     # def pool(self):              {"free": [block, ...], "ref_counts": {block: count >= 1, ...},
-    #                               "published": [(block, its tokens), ...]}    <- if prefix_cache
+    #                               "published": [(block, tokens in it), ...]}  <- if prefix_cache
     # def hash(self, token_ids, parent):    Hash of a full block as text; parent is one or None.
     # def stats(self):             {"num_lookup_tokens": ..., "num_cached_tokens": ...}
     # def wire(self, id):          Bytes sent to a worker for the row of id, a (request, sample).
