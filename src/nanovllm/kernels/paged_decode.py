@@ -24,19 +24,23 @@ class DecodeConfig(NamedTuple):
     num_stages: int
 
 
-def decode_config(batch: int, head_dim: int, dtype: torch.dtype) -> DecodeConfig:
-    """Tiles of 16 to 32 KiB of keys; several programs fit on a multiprocessor.
+def decode_config(batch: int, head_dim: int, dtype: torch.dtype, bits: int) -> DecodeConfig:
+    """Tiles of 8 to 16 KiB of keys; several programs fit on a multiprocessor.
 
-    Many sequences fill the GPU with programs, and large tiles are best; few want small ones. The
-    block size makes no difference that could be measured.
+    Many sequences fill the GPU with programs, and small ones, longest first, balance best; few need
+    more loads in flight in each. A cache of `bits` = 8 is bound by its conversion, which wants many
+    small programs, too. Measured on an H200; the block size makes no difference there.
     """
     if dtype == torch.float32:
         return DecodeConfig(block_n=32 if head_dim <= 128 else 16, num_warps=4, num_stages=2)
-    widen = 2 if head_dim <= 64 else 1
     if head_dim > 128:
         return DecodeConfig(block_n=32, num_warps=4, num_stages=3)
-    block_n = 128 if batch >= 96 else 64
-    return DecodeConfig(block_n=block_n * widen, num_warps=4, num_stages=3)
+    widen = 2 if head_dim <= 64 else 1
+    if bits == 8:
+        return DecodeConfig(block_n=64 * widen, num_warps=2, num_stages=3)
+    if batch >= 96:
+        return DecodeConfig(block_n=32 * widen, num_warps=2, num_stages=4)
+    return DecodeConfig(block_n=64 * widen, num_warps=4, num_stages=3)
 
 
 def paged_decode_reference(
@@ -90,7 +94,8 @@ def paged_decode(
     assert k_cache.stride() == v_cache.stride(), (k_cache.stride(), v_cache.stride())
     batch, num_heads, dim = q.shape
     block_size, kv_heads = k_cache.shape[1:3]
-    block_n, num_warps, num_stages = config or decode_config(batch, dim, q.dtype)
+    bits = 8 * k_cache.element_size()
+    block_n, num_warps, num_stages = config or decode_config(batch, dim, q.dtype, bits)
     out = torch.empty_like(q)
     partial, state = out, out
     if num_splits > 1:
@@ -112,7 +117,7 @@ def paged_decode(
         GROUP=num_heads // kv_heads,
         HEAD_DIM=dim,
         BLOCK_SIZE=block_size,
-        NUM_SPLITS=num_splits,
+        SPLIT=num_splits > 1,
         BLOCK_M=max(16, next_power_of_2(num_heads // kv_heads)),
         BLOCK_N=block_n,
         BLOCK_D=next_power_of_2(dim),
@@ -132,9 +137,9 @@ def _combine(partial: torch.Tensor, state: torch.Tensor, out: torch.Tensor) -> N
         partial,
         state,
         out,
-        NUM_SPLITS=num_splits,
+        num_splits,
         HEAD_DIM=dim,
-        BLOCK_S=next_power_of_2(num_splits),
+        BLOCK_S=max(16, next_power_of_2(num_splits)),
         BLOCK_D=next_power_of_2(dim),
         num_warps=2,
     )
@@ -158,7 +163,7 @@ def _paged_decode_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -167,6 +172,7 @@ def _paged_decode_kernel(
     kv_head = tl.program_id(0)
     row = tl.program_id(1)
     split = tl.program_id(2)
+    num_splits = tl.num_programs(2)
     context_len = tl.load(context_lens + row)
     table = block_tables + tl.load(table_rows + row).to(tl.int64) * table_stride
 
@@ -176,7 +182,7 @@ def _paged_decode_kernel(
     inside = (group < GROUP)[:, None] & (column < HEAD_DIM)
     queries = tl.load(q + head[:, None] * HEAD_DIM + column, inside, 0.0)
 
-    tiles = tl.cdiv(tl.cdiv(context_len, BLOCK_N), NUM_SPLITS)
+    tiles = tl.cdiv(tl.cdiv(context_len, BLOCK_N), num_splits)
     begin = split * tiles * BLOCK_N
     end = tl.minimum(begin + tiles * BLOCK_N, context_len)
     peak, total, acc = attend_tiles(
@@ -198,9 +204,9 @@ def _paged_decode_kernel(
         BLOCK_N,
         MASKED=True,
     )
-    part = head * NUM_SPLITS + split
-    if NUM_SPLITS > 1:
-        parts = tl.num_programs(1) * NUM_HEADS * NUM_SPLITS
+    part = head * num_splits + split
+    if SPLIT:
+        parts = tl.num_programs(1) * NUM_HEADS * num_splits
         tl.store(state + part, peak, group < GROUP)
         tl.store(state + parts + part, total, group < GROUP)
     else:
@@ -214,7 +220,7 @@ def _combine_kernel(
     partial,
     state,
     out,
-    NUM_SPLITS: tl.constexpr,
+    num_splits,
     HEAD_DIM: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -223,13 +229,13 @@ def _combine_kernel(
     head = tl.program_id(0)
     split = tl.arange(0, BLOCK_S)
     column = tl.arange(0, BLOCK_D)
-    part = head * NUM_SPLITS + split
-    parts = tl.num_programs(0) * NUM_SPLITS
-    peaks = tl.load(state + part, split < NUM_SPLITS, float("-inf"))
-    totals = tl.load(state + parts + part, split < NUM_SPLITS, 0.0)
+    part = head * num_splits + split
+    parts = tl.num_programs(0) * num_splits
+    peaks = tl.load(state + part, split < num_splits, float("-inf"))
+    totals = tl.load(state + parts + part, split < num_splits, 0.0)
     # A split without positions has the peak -inf and so no weight, also when all are like that.
     weights = tl.exp2(peaks - tl.maximum(tl.max(peaks, 0), -3e38))
-    inside = (split < NUM_SPLITS)[:, None] & (column < HEAD_DIM)[None, :]
+    inside = (split < num_splits)[:, None] & (column < HEAD_DIM)[None, :]
     accs = tl.load(partial + part[:, None] * HEAD_DIM + column[None, :], inside, 0.0)
     acc = tl.sum(accs * weights[:, None], 0) / tl.maximum(tl.sum(totals * weights, 0), 1.0)
     tl.store(out + head * HEAD_DIM + column, acc, column < HEAD_DIM)
