@@ -82,7 +82,7 @@ def heads_are_grouped_in_turn(
     return _attend(q, k.repeat(1, groups, 1), v.repeat(1, groups, 1), mask, scale, gqa=False)
 
 
-@planted("SCH-14", instead_of=attend_row, door="engine")
+@planted("KV-5", instead_of=attend_row, door="engine")
 def mask_begins_at_the_row(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, context_len: int, scale: float
 ) -> Tensor:
