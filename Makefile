@@ -51,6 +51,8 @@ baseline: $(READY)  ## write the exact counts anew, on purpose
 
 deep: $(READY)  ## hours: many more examples and the full product of equality conditions
 	NANOVLLM_PROFILE=deep $(PYTEST) -m "unit or property or equality"
+	$(BIN)/python scripts/conformance_power.py --write docs/conformance.md \
+	    --results build/power-$$(git rev-parse --short HEAD).jsonl
 
 gpu: $(READY)  ## needs a CUDA device
 	$(PYTEST) -m gpu --require gpu

@@ -1,18 +1,18 @@
 """Measures what the conformance suite sees: planted faults, false alarms, reach.
 
-    python scripts/conformance_power.py --jobs 16 --results power.jsonl
-    python scripts/conformance_power.py --jobs 0 --results power.jsonl --write docs/conformance.md
+    python scripts/conformance_power.py --results build/power.jsonl --write docs/conformance.md
 
 Each planted fault is tried by everything once, and by the state machine with every seed. Legal
 engines are tried likewise; what convicts them of breaking a must is a false alarm. Every finished
-piece of this work is a line of the results, and is not done again; files of several machines can
-be concatenated. `--jobs 0` measures nothing more.
+piece of this work is a line of the results, and is not done again, so that it can go on another
+day or on another machine. `--jobs 0` measures nothing more.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from nanovllm.conformance import power
 from nanovllm.conformance.faults import FAULTS
-from nanovllm.conformance.power_page import Measured, failures, page, put
+from nanovllm.conformance.power_page import failures, page, put
 from nanovllm.conformance.runner import PROFILES
 from nanovllm.conformance.variants import VARIANTS
 
@@ -33,6 +33,8 @@ PARTS = ("faults", "chance", "alarms", "reach", "runtime")
 PROFILE = "ci"
 PIECE = 10
 """Seeds of one piece of work."""
+
+Results = dict[tuple[str, str, int], Any]
 
 
 class Piece(NamedTuple):
@@ -80,7 +82,7 @@ def _alarms(name: str, seeds: range) -> list[dict[str, Any]]:
     return [asdict(finding) for finding in found]
 
 
-def measure(options: argparse.Namespace, done: Measured) -> None:
+def measure(options: argparse.Namespace, done: Results) -> None:
     """Do what is not done yet, and write down each piece when it is."""
     wanted = [
         piece
@@ -89,6 +91,7 @@ def measure(options: argparse.Namespace, done: Measured) -> None:
         and piece.part in (options.part or PARTS)
         and fnmatchcase(piece.name, options.only)
     ]
+    options.results.parent.mkdir(parents=True, exist_ok=True)
     with (
         options.results.open("a", encoding="utf-8") as file,
         ProcessPoolExecutor(options.jobs) as pool,
@@ -102,7 +105,7 @@ def measure(options: argparse.Namespace, done: Measured) -> None:
             print(f"{i} of {len(wanted)}:", *piece, file=sys.stderr, flush=True)
 
 
-def read(results: Path) -> Measured:
+def read(results: Path) -> Results:
     """What was measured before."""
     if not results.exists():
         return {}
@@ -116,7 +119,7 @@ def main() -> int:
     parser.add_argument("--examples", type=int, default=100_000, help="of each legal engine")
     parser.add_argument("--only", default="*", help="pattern of names of faults and engines")
     parser.add_argument("--part", action="append", choices=PARTS)
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--results", type=Path, required=True, help="JSON lines, continued")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page")
     options = parser.parse_args()
