@@ -18,6 +18,7 @@ PRELOADED = [
     "nanovllm.models.qwen3",
     "nanovllm.llm",
     "tp_faults",
+    "tp_launch",
 ]
 
 

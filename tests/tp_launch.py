@@ -3,22 +3,30 @@
 import multiprocessing
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
+from cli_door import invoke
 from tp_engines import PRELOADED
 
 from nanovllm import LLM, SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-Options = dict[str, object]
 
 
-def answer(channel: Connection, checkpoint: str, environment: dict[str, str], options: Options):
-    """The program of every rank: completes each prompt that comes, on rank 0."""
-    os.environ.update(environment)
+@dataclass(frozen=True)
+class Launched:
+    """A rank: its process, and a channel to the program that it runs."""
+
+    process: BaseProcess
+    channel: Connection
+
+
+def answer(channel: Connection, checkpoint: str, options: dict[str, object]) -> None:
+    """A program: tells whether the engine came up, then completes each prompt that comes."""
     try:
         llm = LLM(checkpoint, **options)
     except Exception as error:
@@ -31,6 +39,12 @@ def answer(channel: Connection, checkpoint: str, environment: dict[str, str], op
             channel.send((output.token_ids, output.samples[0].error))
 
 
+def command(channel: Connection, *arguments: str) -> None:
+    """A program: the command line; tells its exit code and what it printed."""
+    result = invoke(*arguments)
+    channel.send((result.exit_code, result.stdout))
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
@@ -38,27 +52,34 @@ def free_port() -> int:
 
 @contextmanager
 def launched(
-    checkpoint: str, size: int, port: int, **options: object
-) -> Iterator[tuple[Connection, list[BaseProcess]]]:
-    """A channel to rank 0, and all ranks; each believes to be alone on its host."""
+    size: int, port: int, program: Callable[..., None], *args: object
+) -> Iterator[list[Launched]]:
+    """All ranks, running `program(channel, *args)`; each believes to be alone on its host."""
     multiprocessing.set_forkserver_preload(PRELOADED)
     context = multiprocessing.get_context("forkserver")
-    ours, theirs = context.Pipe()
-    processes = []
+    ranks = []
     for rank in range(size):
-        environment = {
-            "RANK": str(rank),
-            "LOCAL_RANK": "0",
-            "WORLD_SIZE": str(size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
-        args = (theirs, str(checkpoint), environment, options)
-        processes.append(context.Process(target=answer, args=args))
-        processes[-1].start()
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_run, args=(rank, size, port, program, theirs, *args))
+        process.start()
+        ranks.append(Launched(process, ours))
     try:
-        yield ours, processes
+        yield ranks
     finally:
-        for process in processes:
-            process.kill()
-            process.join()
+        for rank in ranks:
+            rank.process.kill()
+            rank.process.join()
+
+
+def _run(
+    rank: int,
+    size: int,
+    port: int,
+    program: Callable[..., None],
+    channel: Connection,
+    *args: object,
+) -> None:
+    os.environ["RANK"], os.environ["LOCAL_RANK"] = str(rank), "0"
+    os.environ["WORLD_SIZE"] = str(size)
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", str(port)
+    program(channel, *args)

@@ -1,67 +1,84 @@
 """Ranks that `torchrun` starts, on one host or several."""
 
+import json
 import socket
+from pathlib import Path
 
 import pytest
-from tp_launch import GREEDY, free_port, launched
+from cli_door import POOL_ARGS
+from tp_launch import GREEDY, answer, command, free_port, launched
 
 from nanovllm import LLM
 from nanovllm.engine.tensor_parallel.worker import ORPHANED
+
+pytestmark = pytest.mark.usefixtures("forked_ranks")
 
 LIMIT = 10.0
 PROMPT = [5, 6, 7, 8]
 OPTIONS = {"tensor_parallel_size": 2, "num_kvcache_blocks": 50}
 
 
-@pytest.fixture(scope="module")
-def expected(checkpoint) -> list[int]:
-    with LLM(checkpoint) as llm:
-        return llm.generate(PROMPT, GREEDY, use_tqdm=False)[0].token_ids
-
-
 @pytest.mark.spec("TP-1", "TP-4")
-def test_two_groups_of_one_rank_are_one_engine(checkpoint, expected) -> None:
-    with launched(checkpoint, 2, free_port(), **OPTIONS) as (rank_0, processes):
-        assert rank_0.recv() == "ready"
-        rank_0.send(PROMPT)
-        assert rank_0.recv() == (expected, None)
-        rank_0.send(None)
-        for process in processes:
-            process.join(LIMIT)
-        assert [process.exitcode for process in processes] == [0, 0]
+def test_two_groups_of_one_rank_are_one_engine(checkpoint: Path) -> None:
+    with LLM(checkpoint) as llm:
+        expected = llm.generate(PROMPT, GREEDY, use_tqdm=False)[0].token_ids
+    with launched(2, free_port(), answer, checkpoint, OPTIONS) as (rank_0, rank_1):
+        assert rank_0.channel.recv() == "ready"
+        rank_0.channel.send(PROMPT)
+        assert rank_0.channel.recv() == (expected, None)
+        rank_0.channel.send(None)
+        for rank in (rank_0, rank_1):
+            rank.process.join(LIMIT)
+            assert rank.process.exitcode == 0
 
 
 @pytest.mark.spec("TP-4")
-def test_a_rank_elsewhere_is_killed(checkpoint) -> None:
-    with launched(checkpoint, 2, free_port(), **OPTIONS) as (rank_0, processes):
-        assert rank_0.recv() == "ready"
-        processes[1].kill()
-        rank_0.send(PROMPT)
-        assert rank_0.poll(LIMIT)
-        assert rank_0.recv() == ([], "rank 1 is gone: its connection has closed")
+def test_a_rank_elsewhere_is_killed(checkpoint: Path) -> None:
+    with launched(2, free_port(), answer, checkpoint, OPTIONS) as (rank_0, rank_1):
+        assert rank_0.channel.recv() == "ready"
+        rank_1.process.kill()
+        rank_0.channel.send(PROMPT)
+        assert rank_0.channel.poll(LIMIT)
+        assert rank_0.channel.recv() == ([], "rank 1 is gone: its connection has closed")
 
 
 @pytest.mark.spec("TP-4")
-def test_rank_0_is_killed(checkpoint) -> None:
-    with launched(checkpoint, 2, free_port(), **OPTIONS) as (rank_0, processes):
-        assert rank_0.recv() == "ready"
-        processes[0].kill()
-        processes[1].join(LIMIT)
-        assert processes[1].exitcode == ORPHANED
+def test_rank_0_is_killed(checkpoint: Path) -> None:
+    with launched(2, free_port(), answer, checkpoint, OPTIONS) as (rank_0, rank_1):
+        assert rank_0.channel.recv() == "ready"
+        rank_0.process.kill()
+        rank_1.process.join(LIMIT)
+        assert rank_1.process.exitcode == ORPHANED
 
 
 @pytest.mark.spec("TP-4")
-def test_a_taken_port_is_told(checkpoint) -> None:
+def test_a_taken_port_is_told(checkpoint: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with launched(checkpoint, 2, port, **OPTIONS) as (rank_0, _):
-            assert rank_0.poll(LIMIT)
-            assert str(port) in rank_0.recv()
+        with launched(2, port, answer, checkpoint, OPTIONS) as (rank_0, _):
+            assert rank_0.channel.poll(LIMIT)
+            assert str(port) in rank_0.channel.recv()
 
 
 @pytest.mark.spec("TP-3c")
-def test_another_number_of_ranks_than_the_engine_wants(checkpoint, monkeypatch) -> None:
+def test_another_number_of_ranks_than_the_engine_wants(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(ValueError, match="WORLD_SIZE=3 .* tensor_parallel_size=2"):
+    with pytest.raises(ValueError, match=r"WORLD_SIZE=3 .* tensor_parallel_size=2"):
         LLM(checkpoint, **OPTIONS)
+
+
+@pytest.mark.spec("TP-1")
+def test_a_job_of_the_command_line_is_written_once(checkpoint: Path, tmp_path: Path) -> None:
+    """All ranks are started alike; only rank 0 opens the files."""
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "hello", "temperature": 0, "max_tokens": 5}\n' * 2)
+    arguments = ["generate", "--json", "--model", str(checkpoint), *POOL_ARGS]
+    arguments += ["-i", str(source), "-o", str(target), "--tensor-parallel-size", "2"]
+    with launched(2, free_port(), command, *arguments) as (rank_0, rank_1):
+        exit_code, printed = rank_0.channel.recv()
+        assert (exit_code, json.loads(printed)["num_lines"]) == (0, 2)
+        assert rank_1.channel.recv() == (0, "")
+    assert len(target.read_text().splitlines()) == 2

@@ -15,6 +15,7 @@ from nanovllm.cli.terminal import open_engine
 
 if TYPE_CHECKING:
     from nanovllm.llm import LLM
+    from nanovllm.models.model_config import ModelConfig
 
 # Named as in the requirements; an engine that is asked for less has fewer.
 CAPABILITIES = (
@@ -71,7 +72,7 @@ def describe(llm: LLM) -> dict[str, dict[str, Any]]:
         "model": {
             "path": str(config.model),
             "architecture": str(model.architecture),
-            "parameters": sum(p.numel() for p in runner.model.parameters()),
+            "parameters": count_parameters(model),
             "checkpoint_dtype": str(model.dtype).removeprefix("torch."),
             "layers": model.num_hidden_layers,
             "heads": model.num_attention_heads,
@@ -88,6 +89,14 @@ def describe(llm: LLM) -> dict[str, dict[str, Any]]:
             "blocks": runner.num_blocks,
             "bytes": runner.num_blocks * runner.block_bytes,
         },
+        "ranks": {
+            f"rank {info.rank}": {
+                "device": info.device,
+                "blocks": info.num_blocks,
+                "kv_bytes": info.kv_bytes,
+            }
+            for info in runner.rank_infos
+        },
         "engine": {
             "device": str(runner.device),
             "dtype": str(runner.dtype).removeprefix("torch."),
@@ -103,7 +112,21 @@ def describe(llm: LLM) -> dict[str, dict[str, Any]]:
     }
 
 
+def count_parameters(model: ModelConfig) -> int:
+    """Of the whole model, however many ranks share it."""
+    import torch
+
+    from nanovllm.layers.parallel import TensorParallel
+    from nanovllm.models.registry import MODEL_CLASSES
+
+    with torch.device("meta"):
+        whole = MODEL_CLASSES[model.architecture](model, TensorParallel())
+    return sum(parameter.numel() for parameter in whole.parameters())
+
+
 def _readable(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_readable(part)}" for name, part in value.items())
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -24,6 +25,8 @@ def run_job(
 ) -> None:
     """Run or resume a job; exit code 1 if any of its lines has failed, now or earlier."""
     assert options.files is not None
+    if engine.tensor_parallel_size > 1 and int(os.environ.get("RANK", "0")) > 0:
+        open_engine(engine)  # launched as another rank than 0: serves, and ends there
     source, target = options.files
     with usage_errors():
         job = Job(source, target, defaults, model=engine.model, overwrite=options.overwrite)

@@ -158,7 +158,9 @@ class EngineOptions:
     max_consecutive_prefills: Annotated[
         int, _engine("Such steps in a row while decodes wait (prefill_first).")
     ] = 8
-    tensor_parallel_size: Annotated[int, _engine("GPUs that share each layer.")] = 1
+    tensor_parallel_size: Annotated[
+        int, _engine("Ranks that share each layer: a process each, and a GPU each on CUDA.")
+    ] = 1
     attention_backend: Annotated[
         str, _engine("auto, torch, triton or flash_attn; auto is triton on CUDA.", "--backend")
     ] = "auto"
