@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ("nanovllm.conformance.plugin", "pytester")
+pytest_plugins = ("nanovllm.conformance.plugin", "figures", "gpu_host", "pytester")
 
 # Tiny tensors gain nothing from threads, and on a busy machine threads that wait for each other
 # cost minutes. Torch reads this when it is first imported.
@@ -17,7 +17,7 @@ import torch  # noqa: E402
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-SUITES = ("unit", "property", "gpu", "perf", "equality")
+SUITES = ("unit", "property", "gpu", "perf", "equality", "parallel")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,31 +1,16 @@
-"""Models shared by the whole session, and the figures that the run reports at its end.
+"""Models shared by the whole session.
 
-`NANOVLLM_PROFILE=deep` runs every combination of conditions instead of all pairs, and
-`NANOVLLM_EQUALITY_REPORT=FILE` writes the figures as JSON too.
+`NANOVLLM_PROFILE=deep` runs every combination of conditions instead of all pairs.
 """
-
-import json
-import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from subjects import Subjects
 
-Row = dict[str, Any]
-FIGURES = pytest.StashKey[dict[str, list[Row]]]()
-
 
 @pytest.fixture(scope="session")
 def subjects(tmp_path_factory: pytest.TempPathFactory) -> Subjects:
     return Subjects(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="session")
-def figures(pytestconfig: pytest.Config) -> dict[str, list[Row]]:
-    """Rows of the tables of the final report, by title of the table."""
-    return pytestconfig.stash.setdefault(FIGURES, {})
 
 
 @pytest.fixture(autouse=True)
@@ -35,28 +20,3 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    figures = config.stash.get(FIGURES, {})
-    for title, rows in sorted(figures.items()):
-        rows.sort(key=lambda row: str(list(row.values())))
-        terminalreporter.section(title)
-        for line in table(rows):
-            terminalreporter.write_line(line)
-    if figures and (path := os.environ.get("NANOVLLM_EQUALITY_REPORT")):
-        Path(path).write_text(json.dumps(figures, indent=1))
-
-
-def table(rows: list[Row]) -> list[str]:
-    """Aligned columns under their names, and the sums of those that count."""
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    cells = []
-    for name, values in columns.items():
-        total = sum(values) if all(isinstance(value, int) for value in values) else ""
-        column = [name, *(f"{v:.3g}" if isinstance(v, float) else str(v) for v in values)]
-        width = max(map(len, [*column, str(total)]))
-        cells.append([cell.rjust(width) for cell in [*column, str(total)]])
-    return ["  ".join(line).rstrip() for line in zip(*cells, strict=True)]

@@ -135,7 +135,7 @@ def run_latency(
     outputs = [output for step in recorder.run() for output in step.outputs]
     _check_complete(outputs, work)
     ends = [r.end for r in recorder.records if r.num_decode_tokens == r.num_rows == batch_size]
-    ends = ends[WARM_UP_STEPS:]
+    ends = ends[WARM_UP_STEPS - 1 :]
     return LatencyRun(batch_size, [1e3 * (end - begin) for begin, end in pairwise(ends)])
 
 

@@ -56,7 +56,7 @@ class Report:
 
     def print(self, console: Console) -> None:
         """One table per profile that ran."""
-        console.print(", ".join(str(value) for value in self.machine.values() if value))
+        console.print(", ".join(f"{k} {v}" for k, v in self.machine.items() if v), style="dim")
         for runs, table in (
             (self.throughput, self._throughput_table),
             (self.latency, self._latency_table),

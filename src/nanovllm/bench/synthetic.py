@@ -35,10 +35,12 @@ PREFIX = "synthetic:"
 CHOICE_PERIOD = 61
 FLAG = 8.0
 LENGTH_SPREAD = 0.2
-# Gains of random projections: standard deviation times the square root of the fan-in. Attention and
-# MLP add little each, or the roundings of bfloat16 would grow from layer to layer.
-ATTENTION_GAIN, MLP_GAIN, QK_NORM = 0.3, 0.2, 1.25
+# Gains of random projections: standard deviation times the square root of the fan-in. What all
+# layers add together does not depend on their number. The MLPs add little, since what they do to
+# the roundings of bfloat16 grows from layer to layer.
+ATTENTION_GAIN, MLP_GAIN, QK_NORM = 3.4, 0.5, 1.25
 SUCCESSOR_GAIN = 4.0
+LOGIT_SCALE = 0.5  # of a standard deviation of 1 after a choice, or somewhat more
 SHARD_BYTES = 4 << 30
 END_OF_TEXT = "<|endoftext|>"
 
@@ -164,8 +166,7 @@ class _Weights:
             prefix = f"model.layers.{layer}"
             yield from self._attention(prefix)
             yield from self._successors(prefix) if layer == last else self._mlp(prefix)
-        # Logits after a choice have a standard deviation of 1 or somewhat more.
-        norm = self.signs / self.shape["hidden_size"] ** 0.5
+        norm = LOGIT_SCALE * self.signs / self.shape["hidden_size"] ** 0.5
         norm[0] = 0
         yield "model.norm.weight", norm
 
@@ -208,7 +209,7 @@ class _Weights:
         yield f"{prefix}.mlp.down_proj.weight", self._keep_flag(hidden, inner, MLP_GAIN)
 
     def _keep_flag(self, hidden: int, columns: int, gain: float) -> torch.Tensor:
-        matrix = self._matrix(hidden, columns, gain)
+        matrix = self._matrix(hidden, columns, gain / self.shape["num_hidden_layers"] ** 0.5)
         matrix[0] = 0
         return matrix
 

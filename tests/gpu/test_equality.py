@@ -1,0 +1,215 @@
+"""Qwen3-0.6B on the GPU, token for token against HF transformers, in every way it can run.
+
+The KV cache is full of NaN before each test, so that a slot that is read and was not written shows.
+"""
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu_host import REAL_WEIGHTS
+from teacher import MAX_TOLERANCE, Ids, Teacher
+
+from nanovllm import LLM, SamplingParams
+from nanovllm.outputs import RequestOutput
+from nanovllm.utils.tokenizer import load_tokenizer
+
+MAX_TOKENS = 128
+MAX_PROMPT_LEN = 2000
+NUM_PROMPTS = 64
+NUM_LOGPROBS = 5
+GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
+LONGER = SamplingParams(temperature=0.0, max_tokens=192, ignore_eos=True)
+SCORED = SamplingParams(
+    temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=NUM_LOGPROBS
+)
+EDGES = (1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1024, 2000)
+PASSAGE = Path(__file__).parents[1] / "equality" / "passage.txt"
+
+AMPLE_SLOTS, SMALL_SLOTS = 2**17, 2**13
+
+BACKENDS: dict[str, dict[str, Any]] = {
+    "triton-bf16": {"attention_backend": "triton", "dtype": "bfloat16"},
+    "triton-fp32": {"attention_backend": "triton", "dtype": "float32"},
+}
+if find_spec("flash_attn"):
+    BACKENDS["flash_attn-bf16"] = {"attention_backend": "flash_attn", "dtype": "bfloat16"}
+# It runs row by row, from Python: one way of running it must do.
+SLOW_BACKENDS: dict[str, dict[str, Any]] = {
+    "torch-fp32": {"attention_backend": "torch", "dtype": "float32", "enforce_eager": True}
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "graphs": {},
+    "eager": {"enforce_eager": True},
+    "preempting": {},
+    "chunked": {"max_num_batched_tokens": 320},
+    "mixed": {"max_num_batched_tokens": 1024, "scheduling_policy": "mixed"},
+}
+RUNS = [(backend, way) for backend in BACKENDS for way in WAYS]
+RUNS += [(backend, "eager") for backend in SLOW_BACKENDS]
+
+
+@contextmanager
+def open_llm(path: Path, backend: str, slots: int = AMPLE_SLOTS, **options: Any) -> Iterator[LLM]:
+    """An engine whose cache is full of NaN."""
+    block_size = 256 if backend.startswith("flash_attn") else 16
+    options = (BACKENDS | SLOW_BACKENDS)[backend] | options
+    with LLM(
+        path,
+        skip_tokenizer=True,
+        kvcache_block_size=block_size,
+        num_kvcache_blocks=slots // block_size,
+        max_num_seqs=NUM_PROMPTS,
+        max_model_len=MAX_PROMPT_LEN + MAX_TOKENS,
+        **options,
+    ) as llm:
+        llm.model_runner.kv_cache.fill_(float("nan"))
+        yield llm
+
+
+def generate(llm: LLM, prompts: list[Ids], params: SamplingParams = GREEDY) -> list[RequestOutput]:
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert [output.finish_reason for output in outputs] == ["length"] * len(prompts)
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def prompts(qwen3: Path) -> list[Ids]:
+    """64 of 1 to 2,000 tokens, a quarter of them begun like another: text for real weights."""
+    rng = random.Random(0)
+    if REAL_WEIGHTS in os.environ:
+        passage = load_tokenizer(qwen3).encode(PASSAGE.read_text())
+    else:
+        passage = [rng.randrange(151_936) for _ in range(MAX_PROMPT_LEN)]
+
+    def draw(count: int) -> Ids:
+        begin = rng.randrange(len(passage))
+        text = passage[begin:] + passage * (1 + count // len(passage))
+        return text[:count]
+
+    lengths = [*EDGES, *(rng.randint(1, MAX_PROMPT_LEN) for _ in range(48 - len(EDGES)))]
+    plain = [draw(length) for length in lengths]
+    shared = [prompt[: rng.randint(1, len(prompt))] + draw(30) for prompt in plain[-16:]]
+    return plain + [prompt[:MAX_PROMPT_LEN] for prompt in shared]
+
+
+@pytest.fixture(scope="module")
+def teacher(qwen3: Path) -> Iterator[Teacher]:
+    yield Teacher(qwen3)
+    torch.cuda.empty_cache()
+
+
+@pytest.fixture(scope="module")
+def errors() -> dict[str, float]:
+    """Largest error of log probabilities by backend, once measured."""
+    return {}
+
+
+def measured_error(
+    backend: str, qwen3: Path, prompts: list[Ids], teacher: Teacher, errors: dict, figures: dict
+) -> float:
+    """Teacher-forced: log probabilities of our tokens and of the likeliest others, against HF's."""
+    if backend not in errors:
+        some = prompts if backend in BACKENDS else prompts[:16]
+        with open_llm(qwen3, backend) as llm:
+            outputs = generate(llm, some, SCORED)
+        row = compare_logprobs(teacher, some, outputs)
+        figures.setdefault("teacher-forced against HF in float32", []).append(
+            {"backend": backend, **row}
+        )
+        errors[backend] = row["largest error"]
+    return errors[backend]
+
+
+def compare_logprobs(
+    teacher: Teacher, prompts: list[Ids], outputs: list[RequestOutput]
+) -> dict[str, Any]:
+    worst, total, count, agreeing = 0.0, 0.0, 0, 0
+    for prompt, output in zip(prompts, outputs, strict=True):
+        expected = teacher.logits(prompt, output.token_ids).log_softmax(-1)
+        best = expected.argmax(-1).tolist()
+        agreeing += sum(a == b for a, b in zip(best, output.token_ids, strict=True))
+        ids = torch.tensor([[token for token, _ in row] for row in output.logprobs])
+        ours = torch.tensor([[value for _, value in row] for row in output.logprobs])
+        difference = (expected.gather(1, ids.cuda()).cpu() - ours).abs()
+        worst, total = max(worst, difference.max().item()), total + difference.sum().item()
+        count += difference.numel()
+    return {
+        "tokens": len(prompts) * MAX_TOKENS,
+        "argmax agreement": agreeing / (len(prompts) * MAX_TOKENS),
+        "largest error": worst,
+        "mean error": total / count,
+    }
+
+
+@pytest.mark.spec("MOD-1", "MOD-2", "KV-3", "PFX-12", "SCH-9")
+@pytest.mark.parametrize(("backend", "way"), RUNS, ids="-".join)
+def test_outputs_equal_transformers(
+    backend: str, way: str, qwen3: Path, prompts, teacher: Teacher, errors, figures
+) -> None:
+    dtype = (BACKENDS | SLOW_BACKENDS)[backend]["dtype"]
+    error = measured_error(backend, qwen3, prompts, teacher, errors, figures)
+    tolerance = min(2 * error, MAX_TOLERANCE[dtype])
+    slots = SMALL_SLOTS if way == "preempting" else AMPLE_SLOTS
+    caches = ("cold", "warm") if way == "graphs" else ("cold",)
+    with open_llm(qwen3, backend, slots, **WAYS[way]) as llm:
+        for cache in caches:
+            before = llm.stats()
+            outputs = [output.token_ids for output in generate(llm, prompts)]
+            after = llm.stats()
+            preemptions = after.num_preemptions - before.num_preemptions
+            cached = after.num_cached_tokens - before.num_cached_tokens
+            found = teacher.judge(prompts, outputs, tolerance)
+            figures.setdefault("greedy outputs against HF in float32", []).append(
+                {
+                    "run": f"{backend}-{way}-{cache}",
+                    "preempted": preemptions,
+                    "cached": cached,
+                    "planned": found.strict.planned,
+                    "compared": found.strict.compared,
+                    "agreement": found.agreement,
+                    "largest gap": found.largest_gap,
+                    "tolerance": tolerance,
+                }
+            )
+            assert (preemptions > 0) == (way == "preempting")
+            if cache == "warm":
+                assert cached > 0.8 * sum(map(len, prompts))
+            assert found.agreement >= 0.9
+            if REAL_WEIGHTS not in os.environ:
+                found.strict.require_exercised()
+
+
+@pytest.mark.spec("KV-1", "KV-5")
+@pytest.mark.parametrize("index", [0, 1])
+def test_swapped_blocks_change_the_outputs(index: int, qwen3: Path) -> None:
+    """Would the tests above notice wrong attention? Two requests exchange the KV of a block."""
+    rng = random.Random(2)
+    prompts = [[rng.randrange(10_000) for _ in range(33 + i % 16)] for i in range(48)]
+    right, wrong = (_outputs(qwen3, prompts, swapped) for swapped in (None, index))
+    changed = sum(a != b for a, b in zip(right, wrong, strict=True)) / len(prompts)
+    assert changed >= 0.5, "one changed output convicts, and the tests above compare 64"
+
+
+def _outputs(path: Path, prompts: list[Ids], swapped: int | None) -> list[Ids]:
+    """Outputs; after the prompts are computed, neighbours exchange their block `swapped`."""
+    outputs: dict[int, Ids] = {}
+    with open_llm(path, "triton-bf16", async_scheduling=False) as llm:
+        ids = [llm.add_request(prompt, LONGER) for prompt in prompts]
+        llm.step()
+        if swapped is not None:
+            tables = [seq.block_table[swapped] for seq in llm.scheduler.running]
+            neighbours = [
+                table for pair in zip(tables[1::2], tables[::2], strict=True) for table in pair
+            ]
+            cache = llm.model_runner.kv_cache
+            cache[:, :, tables] = cache[:, :, neighbours]
+        while not llm.is_finished():
+            outputs.update((o.request_id, o.token_ids) for o in llm.step().outputs)
+    return [outputs[i] for i in ids]

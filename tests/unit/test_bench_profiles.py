@@ -1,0 +1,137 @@
+"""Profiles on a tiny engine: what is counted must be what was done."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nanovllm import LLM, SamplingParams
+from nanovllm.bench import profiles
+from nanovllm.bench.profiles import run_latency, run_online, run_throughput, warm_up
+from nanovllm.bench.recorder import Recorder
+from nanovllm.bench.roofline import DeviceRates, ModelCosts, floor_seconds
+from nanovllm.bench.workload import Workload, offline_workload
+
+VOCAB_SIZE = 300
+RATES = DeviceRates(copy=1e9, matmul=1e9)
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Path) -> Iterator[LLM]:
+    with LLM(checkpoint, skip_tokenizer=True, num_kvcache_blocks=64, max_num_seqs=8) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def work() -> Workload:
+    return offline_workload(0, num_requests=6, max_len=20, vocab_size=VOCAB_SIZE)
+
+
+def num_decode_context(work: Workload) -> int:
+    """Positions that all decode steps attend to if nothing is computed twice."""
+    return sum(
+        sum(len(prompt) + i for i in range(1, count))
+        for prompt, count in zip(work.prompts, work.max_tokens, strict=True)
+    )
+
+
+@pytest.mark.spec("PRF-1", "API-5")
+def test_throughput_counts_every_token_and_context(llm: LLM, work: Workload) -> None:
+    run = run_throughput(llm, work, seed=0, rates=RATES)
+    assert run.num_output_tokens == work.num_output_tokens
+    assert run.tokens_per_second == work.num_output_tokens / run.seconds
+    records = run.records
+    decodes = [record for record in records if record.kind == "decode"]
+    assert sum(r.num_prefill_tokens for r in records) == work.num_prompt_tokens
+    assert sum(r.num_decode_tokens for r in records) == work.num_output_tokens - 6
+    assert sum(r.num_context_tokens for r in decodes) == num_decode_context(work)
+    assert run.floor_seconds == floor_seconds(records, ModelCosts.of(llm), RATES)
+    assert run.roofline_share == run.floor_seconds / run.seconds
+    assert [r.end for r in records] == sorted(r.end for r in records)
+    assert 0 < sum(r.seconds for r in records) <= run.seconds
+    assert records[-1].num_running == records[-1].num_used_blocks == 0
+    assert max(r.num_running for r in records) == 6
+
+
+@pytest.mark.spec("PRF-1", "API-5")
+def test_steps_split_into_device_and_exposed_host(llm: LLM, work: Workload) -> None:
+    for record in run_throughput(llm, work, seed=0).records:
+        assert 0 < record.device_seconds <= record.seconds
+        assert record.exposed_seconds == record.seconds - record.device_seconds
+
+
+@pytest.mark.spec("PRF-1", "SCH-8")
+def test_the_roofline_holds_for_a_pool_that_preempts(checkpoint: Path, work: Workload) -> None:
+    pool = {"num_kvcache_blocks": 5, "kvcache_block_size": 8}
+    with LLM(checkpoint, skip_tokenizer=True, **pool) as llm:
+        run = run_throughput(llm, work, seed=0, rates=RATES)
+    assert run.num_preemptions == sum(r.num_preempted for r in run.records) > 0
+    assert sum(r.num_prefill_tokens for r in run.records) > work.num_prompt_tokens
+    assert run.roofline_share > 0
+
+
+@pytest.mark.spec("PRF-1")
+def test_a_run_that_loses_a_request_has_no_figures(
+    llm: LLM, work: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = llm.step
+
+    def cut_short():
+        llm.abort_request(0)
+        for request_id in range(10_000):
+            llm.abort_request(request_id)
+        return step()
+
+    monkeypatch.setattr(llm, "step", cut_short)
+    with pytest.raises(RuntimeError, match="ended early"):
+        run_throughput(llm, work, seed=0)
+
+
+def test_latency_times_full_batches_after_warm_up(llm: LLM) -> None:
+    run = run_latency(llm, batch_size=2, prompt_len=9, steps=5)
+    assert run.batch_size == 2
+    assert len(run.step_ms) == 5
+    assert 0 < min(run.step_ms) <= run.median_ms <= max(run.step_ms)
+
+
+@pytest.mark.spec("API-5")
+def test_online_times_every_request(llm: LLM, work: Workload) -> None:
+    run = run_online(llm, work, seed=0, rate=200.0)
+    assert run.policy == "prefill_first"
+    assert len(run.ttft) == run.num_requests == 6
+    assert len(run.tpot) == sum(count > 1 for count in work.max_tokens)
+    assert min(run.ttft) > 0
+    assert min(run.tpot) > 0
+    assert max(run.ttft) < run.seconds
+    figures = run.milliseconds()
+    assert list(figures) == ["ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99"]
+    assert figures["ttft_p50"] <= figures["ttft_p99"] == 1e3 * max(run.ttft)
+
+
+@pytest.mark.spec("API-5")
+def test_an_idle_engine_waits_for_the_next_arrival(
+    llm: LLM, work: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due = [0.0, 0.1, 0.1, 0.2, 0.2, 0.3]
+    monkeypatch.setattr(profiles, "poisson_arrivals", lambda seed, rate, count: due)
+    run = run_online(llm, work, seed=0, rate=1.0)
+    assert sum(r.num_prefill_tokens for r in run.records) == work.num_prompt_tokens
+    assert run.records[-1].end >= 0.3
+    assert min(run.ttft) > 0
+
+
+def test_warming_up_leaves_no_prefix_behind(llm: LLM) -> None:
+    warm_up(llm, max_len=20)
+    stats = llm.stats()
+    assert (stats.num_cached_blocks, stats.num_running, stats.num_waiting) == (0, 0, 0)
+
+
+def test_a_recorder_counts_hits_from_its_own_start(llm: LLM) -> None:
+    prompt = list(range(40))
+    one = SamplingParams(max_tokens=1)
+    llm.generate(prompt, one, use_tqdm=False)
+    recorder = Recorder(llm)
+    llm.add_request(prompt, one)
+    recorder.run()
+    last = recorder.records[-1]
+    assert (last.num_lookup_tokens, last.num_cached_tokens) == (40, 32)
