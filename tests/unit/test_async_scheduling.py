@@ -1,0 +1,181 @@
+"""One step ahead or not: the same tokens, texts, reasons, and nothing lost."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from late_runner import LateRunner
+from tiny_models import make_checkpoint
+
+from nanovllm import LLM, SamplingParams
+from nanovllm.config import Config
+from nanovllm.layers.torch_attention import TorchBackend
+from nanovllm.models.model_config import ModelConfig
+from nanovllm.outputs import RequestOutput
+
+ALPHABET = "abc"
+SIZES = {"kvcache_block_size": 4, "max_model_len": 64, "max_num_seqs": 4, "seed": 0}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its logits are flat enough that draws at temperature 2 hit the eos and the stop strings."""
+    return make_checkpoint(
+        tmp_path_factory.mktemp("model"), scale=0.3, eos_token_id=[97, 40], tokenizer=True
+    )
+
+
+@contextmanager
+def ahead() -> Iterator[type[LateRunner]]:
+    """Engines made within have a runner that is late; yields its class, a new one each time."""
+
+    class Runner(LateRunner):
+        pass
+
+    def make(config: Config, model_config: ModelConfig) -> LateRunner:
+        return Runner(config, model_config, TorchBackend(), torch.device("cpu"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nanovllm.engine.llm_engine.make_runner", make)
+        yield Runner
+
+
+def random_request(rng: random.Random) -> tuple[str, SamplingParams]:
+    prompt = "".join(rng.choices(ALPHABET, k=rng.choice([1, 3, 4, 5, 8, 13, 30])))
+    extras: list[dict[str, Any]] = [
+        {},
+        {},
+        {"temperature": 0.0},
+        {"stop": list("efghijklmnopqrstuvwxyz")},
+        {"n": 2},
+        {"top_k": 5},
+        {"repetition_penalty": 1.3},
+        {"min_tokens": 1},
+        {"logprobs": 1},
+        {"ignore_eos": True},
+    ]
+    chosen = {"temperature": 2.0, "max_tokens": rng.choice([1, 3, 5, 17]), **rng.choice(extras)}
+    return prompt, SamplingParams(seed=rng.randrange(100), **chosen)
+
+
+def told(outputs: list[RequestOutput]) -> list[Any]:
+    return [
+        [(s.token_ids, s.text, s.finish_reason, s.logprobs and len(s.logprobs)) for s in o.samples]
+        for o in outputs
+    ]
+
+
+def run(checkpoint: Path, work: list[tuple[str, SamplingParams]], **options: Any) -> list[Any]:
+    with LLM(checkpoint, **SIZES | options) as llm:
+        outputs = llm.generate([p for p, _ in work], [q for _, q in work], use_tqdm=False)
+        stats = llm.stats()
+        assert (stats.num_free_blocks, stats.num_running) == (stats.num_blocks, 0)
+        assert not llm.scheduler.in_flight
+        return told(outputs)
+
+
+@pytest.mark.spec("SCH-12a", "SCH-12b", "SCH-12c", "STP-3a", "SCH-8")
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_kvcache_blocks": 64},
+        {"num_kvcache_blocks": 16},
+        {"num_kvcache_blocks": 16, "max_num_batched_tokens": 5},
+        {"num_kvcache_blocks": 16, "max_num_batched_tokens": 5, "scheduling_policy": "mixed"},
+        {"num_kvcache_blocks": 16, "enable_prefix_caching": False},
+    ],
+    ids=["roomy", "tight", "chunks", "mixed", "no cache"],
+)
+def test_the_same_requests_give_the_same(
+    checkpoint: Path, options: dict[str, Any], seed: int
+) -> None:
+    rng = random.Random(seed)
+    work = [random_request(rng) for _ in range(12)]
+    expected = run(checkpoint, work, **options)
+    with ahead():
+        assert run(checkpoint, work, **options) == expected
+
+
+@pytest.mark.spec("SCH-12c")
+def test_the_requests_end_in_every_way(checkpoint: Path) -> None:
+    rng = random.Random(0)
+    ends = run(checkpoint, [random_request(rng) for _ in range(40)], num_kvcache_blocks=64)
+    samples = [sample for samples in ends for sample in samples]
+    assert {reason for _, _, reason, _ in samples} == {"length", "stop"}
+    assert any(reason == "stop" and ids[-1] in (97, 40) for ids, _, reason, _ in samples)
+    assert any(reason == "stop" and ids[-1] not in (97, 40) for ids, _, reason, _ in samples)
+
+
+@pytest.mark.spec("SCH-8")
+def test_blocks_that_run_short_with_a_step_in_flight_preempt_after_it(checkpoint: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    work = [(text, params) for text in ("abcabca", "bcabcab", "cabcabc")]
+    tight = {"num_kvcache_blocks": 14}
+    with ahead():
+        with LLM(checkpoint, **SIZES | tight) as llm:
+            llm.generate([p for p, _ in work], params, use_tqdm=False)
+            assert llm.stats().num_preemptions > 0
+        assert run(checkpoint, work, **tight) == run(checkpoint, work, num_kvcache_blocks=64)
+
+
+@pytest.mark.spec("SCH-13")
+@pytest.mark.parametrize("after", range(5))
+def test_an_abort_with_a_step_in_flight(checkpoint: Path, after: int) -> None:
+    params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+    alone = run(checkpoint, [("cab", params)])
+    with ahead(), LLM(checkpoint, **SIZES, num_kvcache_blocks=32) as llm:
+        gone, stays = llm.add_request("abc", params), llm.add_request("cab", params)
+        outputs: dict[int, RequestOutput] = {}
+        for step in range(40):
+            if step == after:
+                assert llm.abort_request(gone)
+            outputs |= {o.request_id: o for o in llm.step().outputs}
+            if llm.is_finished():
+                break
+        assert outputs[gone].finish_reason == "abort"
+        assert told([outputs[stays]]) == alone
+        assert llm.stats().num_free_blocks == 32
+
+
+@pytest.mark.spec("SCH-15")
+@pytest.mark.parametrize("where", ["fail_launch", "fail_result"])
+@pytest.mark.parametrize("number", [0, 1, 4])
+def test_a_step_that_fails_with_another_in_flight(
+    checkpoint: Path, where: str, number: int
+) -> None:
+    params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+    expected = run(checkpoint, [("aab", params)])
+    with ahead() as runner, LLM(checkpoint, **SIZES, num_kvcache_blocks=32) as llm:
+        setattr(runner, where, frozenset({number}))
+        outputs = llm.generate(["abc", "cab"], params, use_tqdm=False)
+        assert [o.finish_reason for o in outputs] == ["error"] * 2
+        assert all("failed" in str(o.error) for o in outputs)
+        assert told(llm.generate("aab", params, use_tqdm=False)) == expected
+        assert llm.stats().num_free_blocks == 32
+
+
+@pytest.mark.spec("API-8")
+def test_a_reset_waits_for_the_step_in_flight(checkpoint: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    with ahead(), LLM(checkpoint, **SIZES, num_kvcache_blocks=32) as llm:
+        llm.add_request("abcabcabc", params)
+        for _ in range(4):
+            llm.step()
+        llm.reset_prefix_cache()
+        assert not llm.scheduler.in_flight
+        assert llm.stats().num_cached_blocks == 0
+
+
+@pytest.mark.spec("SCH-5")
+def test_the_host_is_a_step_behind(checkpoint: Path) -> None:
+    """Otherwise all of the above would show nothing."""
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    with ahead(), LLM(checkpoint, **SIZES, num_kvcache_blocks=32) as llm:
+        llm.add_request("abc", params)
+        llm.step()
+        assert len(llm.scheduler.in_flight) == 1
