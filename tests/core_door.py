@@ -1,7 +1,8 @@
-"""Drives a `Scheduler` with the shadow KV as its model, and checks it after every call.
+"""Drives the reference's `Scheduler` itself, with the suite's shadow KV as its model.
 
-`Book` is written from what the door sees - prompts, plans, tokens - and from the requirements;
-`core_checks` compares it with the plans and with the scheduler's state.
+The conformance suite judges the scheduler through `CoreDoor`, which hides everything but plans;
+this is for tests of what lies behind it. Whatever a row reads must be its own request's history,
+so tokens depend on nothing else, and equal outputs mean equal requests.
 """
 
 from __future__ import annotations
@@ -9,16 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from core_book import Book, Entry
-from core_checks import check_ended, check_plan, check_state
-from shadow_kv import ShadowKV, next_token, require
-
 from nanovllm.config import SchedulerConfig
-from nanovllm.engine.block_manager import HashFunction, hash_block
+from nanovllm.conformance.shadow import History, Reading, ShadowKV, Span, next_token
+from nanovllm.engine.block_manager import BlockManager, HashFunction, hash_block
 from nanovllm.engine.scheduler import Scheduler
-from nanovllm.engine.sequence import FinishReason
 from nanovllm.engine.sequence import Sequence as EngineSequence
-from nanovllm.engine.step import ScheduledStep
+from nanovllm.engine.step import ScheduledRow, ScheduledStep
 from nanovllm.sampling_params import SamplingParams
 
 DEFAULTS: dict[str, Any] = {
@@ -32,7 +29,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Door:
-    """A scheduler under test; a call raises `RequirementError` when a requirement does not hold.
+    """A scheduler under test.
 
     Args:
         hash_function: of the prefix cache.
@@ -49,15 +46,25 @@ class Door:
     ) -> None:
         self.config = SchedulerConfig(**{**DEFAULTS, **options})
         self.scheduler = Scheduler(self.config, hash_function)
-        self.injected_hash = hash_function is not hash_block
         self.alphabet = tuple(alphabet)
         self.shadow = ShadowKV(self.config.kvcache_block_size)
-        self.book = Book(self.config)
-        self.pending: ScheduledStep | None = None
+        self.seqs: list[EngineSequence] = []
+        self.roots: dict[str | None, History] = {}
 
     @property
-    def blocks(self) -> Any:
+    def blocks(self) -> BlockManager:
         return self.scheduler.block_manager
+
+    @property
+    def live(self) -> list[EngineSequence]:
+        return [seq for seq in self.seqs if not seq.is_finished]
+
+    @property
+    def published(self) -> list[tuple[int, ...]]:
+        """Token histories that end with each published block, by block."""
+        found = [self.shadow.content(b.block_id) for b in self.blocks.blocks if b.prefix]
+        assert None not in found, "a published block is not full of one history"
+        return [history.tokens for history in found if history]
 
     # ---- the calls -------------------------------------------------------------------------
 
@@ -67,19 +74,11 @@ class Door:
         """Queue a request; `params` of `SamplingParams`, by default 4 tokens with seed 0."""
         sampling = SamplingParams(**{"max_tokens": 4, "seed": 0, **params})
         seqs = self.scheduler.add(list(prompt), sampling, salt=salt)
-        self.book.add(seqs, tuple(prompt), sampling, salt)
-        check_state(self)
+        self.seqs += seqs
         return seqs
 
     def schedule(self) -> ScheduledStep:
-        before = self.book.before(in_flight=self.pending is not None)
-        step = self.scheduler.schedule()
-        admissions = self.book.plan(step)
-        check_plan(self, before, step, admissions)
-        if step.rows:
-            self.pending = step
-        check_state(self)
-        return step
+        return self.scheduler.schedule()
 
     def commit(
         self,
@@ -96,53 +95,26 @@ class Door:
             failed: seq_ids whose values are not finite.
             stopped: seq_ids whose text completes a stop string.
         """
-        entries = [self.book.entries[row.seq.seq_id] for row in step.rows]
-        rows = [entry.row(row) for entry, row in zip(entries, step.rows, strict=True)]
-        reads = self.shadow.execute(rows)
-        self.shadow.spoil(r for e, r in zip(entries, rows, strict=True) if e.seq_id in failed)
+        spans = [self._span(row) for row in step.rows]
         tokens: dict[int, int] = {}
-        for entry, read in zip(entries, reads, strict=True):
-            if len(read.tokens) == len(entry.tokens) and entry.seq_id not in failed:
-                tokens[entry.seq_id] = self._draw(entry, read.tokens, forced or {})
+        for row, reading in zip(step.rows, self.shadow.execute((), spans), strict=True):
+            assert not reading.misreads, f"{row.seq}: {', '.join(map(str, reading.misreads))}"
+            if row.samples:
+                tokens[row.seq.seq_id] = self._draw(row.seq, reading)
+        for row, span in zip(step.rows, spans, strict=True):
+            if row.seq.seq_id in failed:
+                self.shadow.erase(span)
         causes = dict.fromkeys(failed, "NaN")
-        ended = self.scheduler.commit(step, tokens, failed=causes, stopped=stopped)
-        self.pending = None
-        expected: list[Entry] = []
-        for row in step.rows:
-            i = row.seq.seq_id
-            expected += self.book.commit_row(row, tokens.get(i), i in failed, i in stopped)
-        check_ended(self, ended, expected)
-        check_state(self)
-        return ended
+        drawn = {**tokens, **(forced or {})}
+        return self.scheduler.commit(step, drawn, failed=causes, stopped=stopped)
 
     def fail_step(self, step: ScheduledStep, cause: str = "out of memory") -> list[EngineSequence]:
         """`step` raised somewhere, so what it was to write is garbage."""
-        entries = [self.book.entries[row.seq.seq_id] for row in step.rows]
-        self.shadow.spoil(e.row(row) for e, row in zip(entries, step.rows, strict=True))
-        ended = self.scheduler.fail_step(step, cause)
-        self.pending = None
-        expected = [e for entry in entries for e in self.book.end(entry, FinishReason.ERROR)]
-        check_ended(self, ended, expected)
-        check_state(self)
-        return ended
+        self.shadow.spoil((), [self._span(row) for row in step.rows])
+        return self.scheduler.fail_step(step, cause)
 
     def abort(self, seq_id: int) -> bool:
-        entry = self.book.entries.get(seq_id)
-        took = self.scheduler.abort(seq_id)
-        alive = entry is not None and entry.reason is None and not entry.aborting
-        require(took is alive, "SCH-13", "abort of", entry or seq_id, "says", took)
-        if entry is not None and alive:
-            if self.pending and any(row.seq is entry.seq for row in self.pending.rows):
-                entry.aborting = True
-            else:
-                self.book.end(entry, FinishReason.ABORT)
-        check_state(self)
-        return took
-
-    def reset_prefix_cache(self) -> None:
-        self.blocks.reset_prefix_cache()
-        self.book.published.clear()
-        check_state(self)
+        return self.scheduler.abort(seq_id)
 
     # ---- whole runs ------------------------------------------------------------------------
 
@@ -155,16 +127,13 @@ class Door:
 
     def drain(self) -> list[ScheduledStep]:
         """Run until nothing is left, within the bound of SCH-6."""
-        if self.pending:
-            self.commit(self.pending)
-        live = self.book.live
-        work = sum(len(entry.prompt) + entry.max_tokens for entry in live)
-        bound = len(live) * work + len(live)
+        for step in self.scheduler.in_flight:
+            self.commit(step)
+        live = self.live
+        bound = len(live) * (1 + sum(seq.num_prompt_tokens + seq.max_tokens for seq in live))
         steps: list[ScheduledStep] = []
-        while self.book.live:
-            require(
-                len(steps) <= bound, "SCH-6", "after", bound, "steps", self.book.live, "are left"
-            )
+        while self.live:
+            assert len(steps) <= bound, f"after {bound} steps, {self.live} are left"
             steps.append(self.step())
         return steps
 
@@ -174,8 +143,10 @@ class Door:
         self.drain()
         return seqs
 
-    def _draw(self, entry: Entry, read: tuple[int, ...], forced: Mapping[int, int]) -> int:
-        if entry.seq_id in forced and not entry.aborting:
-            entry.forced[len(entry.completion)] = forced[entry.seq_id]
-            return forced[entry.seq_id]
-        return next_token(read, entry.params.seed or 0, self.alphabet)
+    def _span(self, row: ScheduledRow) -> Span:
+        node = self.roots.setdefault(row.seq.salt, History.root(row.seq.salt))
+        path = [node := node.then(token) for token in row.seq.token_ids]
+        return Span(path, row.start, row.end, row.block_table)
+
+    def _draw(self, seq: EngineSequence, reading: Reading) -> int:
+        return next_token(reading.digest, seq.params.seed or 0, 0, self.alphabet)

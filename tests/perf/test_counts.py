@@ -133,7 +133,7 @@ def operations_of_a_step(num_requests: int, num_tokens: int) -> tuple[int, int]:
     return steps[0], steps[1]
 
 
-@pytest.mark.spec("PRF-3")
+@pytest.mark.spec("PRF-2")
 def test_operations_of_a_step(record_property: Record) -> None:
     """Calls of torch per step of the embedded model; longer prompts and contexts add none."""
     one, two, four = (operations_of_a_step(*case) for case in ((1, 8), (2, 8), (4, 19)))

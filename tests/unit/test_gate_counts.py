@@ -11,7 +11,7 @@ from nanovllm.gate.counts import differences, read_baseline, write_baseline
 from nanovllm.gate.suite import GateError, Suite
 from nanovllm.gate.times import Repeat, compare
 
-pytestmark = pytest.mark.spec("PRF-3")
+pytestmark = pytest.mark.spec("PRF-2")
 BASELINE = {"test_x": {"hashes": 32, "calls": 7}, "test_y": {"kernels": 1}}
 
 

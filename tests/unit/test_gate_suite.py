@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from nanovllm.cli import build_app
 from nanovllm.gate.suite import GateError, Suite
 
-pytestmark = pytest.mark.spec("PRF-2", "PRF-3")
+pytestmark = pytest.mark.spec("PRF-2")
 
 TINY = """
 now = 0.0

@@ -7,7 +7,6 @@ import pickle
 import numpy as np
 import pytest
 from core_door import Door
-from core_world import ALPHABET
 
 from nanovllm.engine.model_input import ModelInput, prepare_model_input
 from nanovllm.engine.step import ScheduledStep
@@ -107,11 +106,10 @@ def test_slots_follow_the_table_for_any_block_size(block_size: int) -> None:
         kvcache_block_size=block_size,
         num_kvcache_blocks=40,
         max_num_batched_tokens=7,
-        alphabet=ALPHABET,
     )
     for length in (5, 9, 1):
         door.add([1] * length)
-    while door.book.live:
+    while door.live:
         step = door.schedule()
         wire = arrays(door, step)
         expected = [

@@ -109,7 +109,7 @@ def test_seats_bound_the_running_set_not_the_step(policy: str) -> None:
         door.add([1, 2], max_tokens=3)
     door.add([1, 2], max_tokens=3, n=3)
     seen = []
-    while door.book.live:
+    while door.live:
         door.step()
         seen.append(len(door.scheduler.running))
     assert max(seen) == 2
@@ -166,7 +166,7 @@ def test_only_the_step_in_flight_can_be_committed() -> None:
     for late in (door.scheduler.commit, door.scheduler.fail_step):
         with pytest.raises(ValueError, match="step 0 is not the one in flight"):
             late(step, {})
-    assert len(door.book.live) == 1
+    assert len(door.live) == 1
     door.drain()
 
 
@@ -178,8 +178,8 @@ def test_a_pool_much_too_small_still_finishes_everything(policy: str, caching: b
     for i in range(8):
         door.add([i + 1] * 5, max_tokens=8)
     door.drain()
-    assert door.book.num_preemptions > 0
-    assert door.book.num_computed_tokens <= 3 * 8 * (5 + 8 - 1)
+    assert door.scheduler.stats.num_preemptions > 0
+    assert door.scheduler.stats.num_computed_tokens <= 3 * 8 * (5 + 8 - 1)
 
 
 # ---- what can never run ----------------------------------------------------------------------
@@ -238,4 +238,4 @@ def test_max_tokens_none_means_to_the_end_of_the_model_or_the_pool(
     door = Door(num_kvcache_blocks=num_blocks, max_model_len=20)
     (seq,) = door.run([1] * 14, max_tokens=None)
     assert (seq.num_completion_tokens, seq.finish_reason) == (outputs, "length")
-    assert door.book.num_preemptions == 0
+    assert door.scheduler.stats.num_preemptions == 0

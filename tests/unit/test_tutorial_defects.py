@@ -96,9 +96,9 @@ def test_defect_7_seats_bound_the_running_set(policy: str) -> None:
     for i in range(6):
         door.add([i + 1], max_tokens=8)
     seated = []
-    while door.book.live:
+    while door.live:
         door.step()
-        seated.append(len(door.book.seated))
+        seated.append(len(door.scheduler.running))
     assert max(seated) == 2
 
 
