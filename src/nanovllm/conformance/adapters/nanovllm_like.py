@@ -24,6 +24,7 @@ class Blocks:
 
     doors: tuple[str, ...] = ("blocks",)
     min_block_size = 1
+    collides = True
 
     def __init__(self, modules: SimpleNamespace, calls: Calls, version: str) -> None:
         self.modules, self.calls, self.version = modules, calls, version
@@ -38,7 +39,7 @@ class Blocks:
     def hello(self) -> dict[str, Any]:
         capabilities = ["pool"]
         if self.real_hash is not None:
-            capabilities += ["prefix_cache", "hash", "hash_override"]
+            capabilities += ["prefix_cache", "hash", *["hash_override"] * self.collides]
         return {
             "engine": self.modules.name,
             "version": self.version,
@@ -242,6 +243,7 @@ def adapter(
     preset: str = "auto",
     asks_when_idle: bool = True,
     min_block_size: int = 1,
+    hash_override: bool = True,
     stand_ins: Iterable[str] = HEAVY,
     version: str | None = None,
     **config: Any,
@@ -253,6 +255,7 @@ def adapter(
         asks_when_idle: call `schedule` also when `is_finished` says that there is nothing to do,
             which an engine must bear (SCH-5). Without it what comes after shows, too.
         min_block_size: leave out worlds of smaller blocks, for what shows beside them.
+        hash_override: declare that the hash can be exchanged for one that collides.
         stand_ins: libraries to import nothing of.
     """
     if preset not in ("auto", *PRESETS):
@@ -262,7 +265,7 @@ def adapter(
     known = version or next((f"as of {p}" for p in PRESETS if PRESETS[p] == calls), "in between")
     door = Blocks if modules.scheduler is None else Core
     engine = door(modules, calls, known)
-    engine.min_block_size = min_block_size
+    engine.min_block_size, engine.collides = min_block_size, hash_override
     if isinstance(engine, Core):
         engine.asks_when_idle, engine.config = asks_when_idle, config
     return engine
