@@ -1,0 +1,84 @@
+"""Seats: what a decode step on a GPU need not be told again."""
+
+from array import array
+
+import numpy as np
+import pytest
+import torch
+
+from nanovllm.engine.decode_state import DecodeState, Seats
+from nanovllm.engine.sequence import Sequence, SequenceStatus
+from nanovllm.engine.step import ScheduledRow
+from nanovllm.sampling_params import SamplingParams
+
+NUM_SEATS, MAX_BLOCKS = 3, 4
+
+
+def running(seq_id: int, blocks: list[int], **params: object) -> Sequence:
+    seq = Sequence(seq_id, [1], SamplingParams(seed=seq_id, **params), block_size=2, max_tokens=9)
+    seq.status = SequenceStatus.RUNNING
+    seq.block_table.extend(blocks)
+    return seq
+
+
+def row(seq: Sequence) -> ScheduledRow:
+    return ScheduledRow(seq, 0, 1, array("i", seq.block_table), True)
+
+
+class Device:
+    """The tensors, brought up to date as the runner does."""
+
+    def __init__(self) -> None:
+        self.seats = Seats(NUM_SEATS, MAX_BLOCKS)
+        self.state = DecodeState(NUM_SEATS, MAX_BLOCKS, torch.device("cpu"))
+
+    def step(self, *seqs: Sequence) -> list[int]:
+        """The seats of a step; afterwards every table on the device is its sequence's."""
+        seats, self.updates = self.seats.take([row(seq) for seq in seqs])
+        flat = self.state.block_tables.view(-1)
+        flat[self.updates.table_index] = torch.from_numpy(self.updates.table_value)
+        for seat, seq in zip(seats, seqs, strict=True):
+            table = self.state.block_tables[seat, : len(seq.block_table)]
+            assert table.tolist() == seq.block_table.tolist()
+        assert len(set(seats.tolist())) == len(seqs)
+        return seats.tolist()
+
+
+@pytest.mark.spec("KV-1", "SEQ-6")
+def test_only_what_is_new_of_a_table_is_sent() -> None:
+    device, seq = Device(), running(0, [7, 5])
+    seat = device.step(seq)
+    assert device.updates.table_value.tolist() == [7, 5]
+    assert device.step(seq) == seat
+    assert not len(device.updates.table_value)
+    seq.block_table.append(9)
+    device.step(seq)
+    assert device.updates.table_value.tolist() == [9]
+
+
+@pytest.mark.spec("SCH-8", "KV-1")
+def test_a_preempted_sequence_comes_back_with_other_blocks() -> None:
+    device, seq, other = Device(), running(0, [0, 1]), running(1, [2])
+    device.step(seq, other)
+    device.seats.leave(seq)
+    seq.block_table[:] = array("i", [3, 1, 0])
+    device.step(other, seq)
+
+
+@pytest.mark.spec("SCH-3")
+def test_those_who_have_ended_make_room_when_seats_are_short() -> None:
+    device, old = Device(), [running(i, [i]) for i in range(NUM_SEATS)]
+    device.step(*old)
+    old[1].status = SequenceStatus.FINISHED
+    device.step(old[0], running(9, [1, 3]), old[2])
+
+
+@pytest.mark.spec("SMP-4")
+def test_a_newcomer_brings_its_sampling() -> None:
+    device = Device()
+    device.step(running(0, [0]))
+    seats = device.step(running(1, [1], temperature=0.5), running(2, [2], top_k=3))
+    assert device.updates.seats.tolist() == seats
+    assert device.updates.temperature.tolist() == [0.5, 1.0]
+    assert len(np.unique(device.updates.stream)) == 2
+    assert device.seats.plain[seats].tolist() == [True, False]
