@@ -46,7 +46,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def another_process_holds(num_bytes: int) -> Iterator[None]:
     command = [sys.executable, "-c", HOLDER, str(num_bytes)]
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert holder.stdin and holder.stdout
+    assert holder.stdin
+    assert holder.stdout
     try:
         assert holder.stdout.readline() == "held\n"
         yield
