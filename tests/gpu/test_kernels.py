@@ -210,7 +210,7 @@ def test_decode_inputs(batch: int, block_size: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("vocab", "stride"), [(1, 1), (300, 333), (32_000, 32_000)])
 def test_sample(vocab: int, stride: int, dtype: torch.dtype) -> None:
-    temperatures = [0.0, 0.6, 1.0, 1e30, 1e-38, 1.2e-38, 1e-5, 0.3]
+    temperatures = [0.0, 0.6, 1.0, 1e30, 1e-44, 1.2e-38, 1e-5, 0.3]
     check_sample(vocab, temperatures, dtype, stride)
 
 

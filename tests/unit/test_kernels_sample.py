@@ -18,7 +18,7 @@ from nanovllm.sampling_params import SamplingParams
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("vocab", [1, 48, 9001])
 def test_tokens_are_the_references(vocab: int, dtype: torch.dtype) -> None:
-    check_sample(vocab, [0.0, 0.6, 1.0, 1e30, 1e-38, 1.2e-38, 1e-5, 0.0], dtype, vocab + 5)
+    check_sample(vocab, [0.0, 0.6, 1.0, 1e30, 1e-44, 1.2e-38, 1e-5, 0.0], dtype, vocab + 5)
 
 
 @pytest.mark.spec("SMP-4")
