@@ -11,7 +11,12 @@ from nanovllm.engine.decode_state import PADDING, Int32
 
 def _events(buffers: Iterable[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.cuda.Event]]:
     """The buffers in turn, each with the event that says when it is done with."""
-    return cycle((buffer, torch.cuda.Event()) for buffer in buffers)  # type: ignore[no-untyped-call]
+    return cycle((buffer, timed_event()) for buffer in buffers)
+
+
+def timed_event() -> torch.cuda.Event:
+    """An event that tells when the device reached it."""
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 class DecodeInputs:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from nanovllm.config import Config
-from nanovllm.engine.cuda_buffers import DecodeInputs, TokenCopies, TokenCopy
+from nanovllm.engine.cuda_buffers import DecodeInputs, TokenCopies, TokenCopy, timed_event
 from nanovllm.engine.decode_graphs import DecodeGraphs, graph_batch_sizes
 from nanovllm.engine.decode_state import DecodeState, Int32, Seats, SeatUpdates, send
 from nanovllm.engine.gpu_memory import GpuMemory, MemoryMeter
@@ -102,6 +102,8 @@ class CudaModelRunner(ModelRunner):
 
     @torch.inference_mode()
     def launch(self, step: ScheduledStep) -> PendingStep:
+        self._begun = timed_event()
+        self._begun.record()
         rows = step.rows
         decodes = all(row.is_decode for row in rows)
         if decodes:
@@ -217,7 +219,8 @@ class CudaModelRunner(ModelRunner):
         if not drawn:
             positions = self._to_device(np.array([row.end for row in rows]))
             self.keep_tokens(seats, self._draw(logits, self._to_device(seats).long(), positions))
-        return CopiedStep(seqs, self.copies.start(self.inputs.tokens[: len(seqs)]))
+        copy = self.copies.start(self.inputs.tokens[: len(seqs)])
+        return CopiedStep(seqs, self._begun, copy)
 
     def _sample_on_host(
         self, logits: torch.Tensor, seqs: list[Sequence], seats: Int32
@@ -245,9 +248,12 @@ class CopiedStep:
     """A step whose tokens are on their way."""
 
     seqs: list[Sequence]
+    begun: torch.cuda.Event
     copy: TokenCopy
 
     def result(self) -> StepResult:
         tokens = self.copy.wait()
         failed = tuple(i for i, token in enumerate(tokens) if token < 0)
-        return by_sequence(self.seqs, SamplerOutput(tokens, failed, [None] * len(tokens)))
+        outcome = by_sequence(self.seqs, SamplerOutput(tokens, failed, [None] * len(tokens)))
+        seconds = self.begun.elapsed_time(self.copy.arrived) / 1e3
+        return replace(outcome, device_seconds=seconds)

@@ -55,6 +55,7 @@ class LLMEngine:
         self.model_runner = make_runner(config, model_config)
         self.scheduler = self._make_scheduler()
         self._flights: deque[tuple[ScheduledStep, PendingStep]] = deque()
+        self._device_seconds = 0.0  # of the step that landed last
         self._live: dict[int, Request] = {}  # by seq_id, one entry a sample
         self._finished: dict[int, Request] = {}  # by request_id, not handed over yet
         self._closed = False
@@ -181,6 +182,13 @@ class LLMEngine:
             num_decode_tokens=num_decode,
             num_preempted=len(step.preempted),
             outputs=tuple(self._finished.pop(request_id).output() for request_id in ready),
+            num_context_tokens=sum(row.end for row in step.rows),
+            device_seconds=self._device_seconds if step.rows else 0.0,
+            first_tokens=tuple(
+                row.seq.seq_id
+                for row in step.rows
+                if row.end == row.seq.num_prompt_tokens and row.seq.num_completion_tokens
+            ),
         )
 
     def _advance(self) -> ScheduledStep:
@@ -216,7 +224,9 @@ class LLMEngine:
         """Wait for the first step in flight, and apply its tokens."""
         step, pending = self._flights[0]
         try:
-            ended = self._commit(step, pending.result())
+            result = pending.result()
+            self._device_seconds = result.device_seconds
+            ended = self._commit(step, result)
         except BaseException as error:
             self._flights.popleft()
             self._fail_for(step, error)

@@ -6,8 +6,9 @@ This is the plain runner, which does a step from end to end and knows no kernel 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Protocol
 
@@ -35,11 +36,15 @@ DEFAULT_KVCACHE_GB = 1.0
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Outcome of a step by seq_id; only rows that sample occur."""
+    """Outcome of a step by seq_id; only rows that sample occur.
+
+    `device_seconds` is how long the step kept the device busy.
+    """
 
     token_ids: dict[int, int] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    device_seconds: float = 0.0
 
 
 class PendingStep(Protocol):
@@ -190,7 +195,9 @@ class ModelRunner:
 
     def launch(self, step: ScheduledStep) -> PendingStep:
         """Start a step with at least one row; its tokens come later."""
-        return DoneStep(self.run(step))
+        started = time.perf_counter()
+        outcome = self.run(step)
+        return DoneStep(replace(outcome, device_seconds=time.perf_counter() - started))
 
     def needs_last_tokens(self, step: ScheduledStep) -> bool:
         """Whether the host must know all tokens before it can launch this one."""
