@@ -134,7 +134,7 @@ def warm_rows_overwrite_their_prefix(step: ScheduledStep, block_size: int) -> Mo
     inputs = prepare_model_input(step, block_size)
     slots = inputs.slot_mapping.copy()
     for row, begin in zip(step.rows, inputs.cu_seqlens_q, strict=False):
-        if row.start and not row.is_decode:
+        if row.start and row.start == row.seq.num_cached_tokens:
             offsets = np.arange(row.count)
             table = np.array(row.block_table)
             slots[begin : begin + row.count] = (
