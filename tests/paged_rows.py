@@ -33,11 +33,11 @@ class Shape:
         return torch.randn(*size, self.head_dim, dtype=self.dtype, device=DEVICE)
 
     def caches(self, num_blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values full of NaN, with room for a head more than there is."""
-        size = (2, num_blocks, self.block_size, self.kv_heads + 1, self.head_dim)
+        """Keys and values full of NaN, with room for a slot and a head more than there are."""
+        size = (2, num_blocks, self.block_size + 1, self.kv_heads + 1, self.head_dim)
         nans = torch.full(size, torch.nan, dtype=self.dtype, device=DEVICE)
         k_cache, v_cache = nans.to(self.kv_dtype or self.dtype)
-        return k_cache[:, :, :-1], v_cache[:, :, :-1]
+        return k_cache[:, :-1, :-1], v_cache[:, :-1, :-1]
 
 
 class PagedRows:
