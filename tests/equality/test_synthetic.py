@@ -75,7 +75,7 @@ def test_bfloat16_decides_as_float32(path, llm, prompts, figures) -> None:
     )
     found.strict.require_exercised()
     assert found.agreement >= 0.995
-    assert choices.sum() >= 2 * NUM_PROMPTS
+    assert choices.sum() >= NUM_PROMPTS
     assert succeeded[~choices].mean() >= 0.95
     assert not succeeded[choices].any()
 
@@ -93,4 +93,4 @@ def test_wrong_tables_change_the_outputs(llm, prompts, figures) -> None:
         {"model": "synthetic", **shares}
     )
     # One changed output convicts, and a comparison has dozens.
-    assert min(shares.values()) >= 0.5, shares
+    assert min(shares.values()) >= 0.4, shares

@@ -32,13 +32,13 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 PREFIX = "synthetic:"
-CHOICE_PERIOD = 61
+CHOICE_PERIOD = 97
 FLAG = 8.0
 LENGTH_SPREAD = 0.2
 # Gains of random projections: standard deviation times the square root of the fan-in. What all
 # layers add together does not depend on their number. The MLPs add little, since what they do to
 # the roundings of bfloat16 grows from layer to layer.
-ATTENTION_GAIN, MLP_GAIN, QK_NORM = 3.4, 0.5, 1.25
+ATTENTION_GAIN, MLP_GAIN, QK_NORM = 3.0, 0.5, 1.25
 SUCCESSOR_GAIN = 4.0
 LOGIT_SCALE = 0.5  # of a standard deviation of 1 after a choice, or somewhat more
 SHARD_BYTES = 4 << 30
