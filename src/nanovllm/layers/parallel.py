@@ -18,11 +18,11 @@ class Group(Protocol):
     module, of which a process has one set, and two engines may live in one process.
     """
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work: ...
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work | None: ...
 
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work: ...
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work | None: ...
 
-    def _allgather_base(self, output: torch.Tensor, x: torch.Tensor) -> dist.Work: ...
+    def _allgather_base(self, output: torch.Tensor, x: torch.Tensor) -> dist.Work | None: ...
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class TensorParallel:
             options = dist.AllreduceOptions()
             options.reduceOp = op
             options.asyncOp = False  # on the stream that computes, also while a graph records
-            self._group.allreduce([x], options).wait()
+            _wait(self._group.allreduce([x], options))
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
@@ -82,7 +82,7 @@ class TensorParallel:
         if self.size == 1:
             return x
         parts = x.new_empty(self.size * x.numel())
-        self._group._allgather_base(parts, x.contiguous().view(-1)).wait()
+        _wait(self._group._allgather_base(parts, x.contiguous().view(-1)))
         return parts.view(self.size, *x.shape).movedim(0, -2).flatten(-2)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
@@ -91,10 +91,16 @@ class TensorParallel:
             options = dist.BroadcastOptions()
             options.rootRank = options.rootTensor = 0
             options.asyncOp = False
-            self._group.broadcast([x], options).wait()
+            _wait(self._group.broadcast([x], options))
         return x
 
     @property
     def _group(self) -> Group:
         assert self.group is not None, f"rank {self.rank} of {self.size} has no group to talk to"
         return self.group
+
+
+def _wait(work: dist.Work | None) -> None:
+    """Order what follows behind `work`. NCCL has done so, and returns None, if not asynchronous."""
+    if work is not None:
+        work.wait()

@@ -40,24 +40,28 @@ class RankGroup:
     def __init__(self, backend: Any) -> None:
         self._backend = backend
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
-        work: dist.Work = self._backend.allreduce(tensors, opts)
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work | None:
+        work: dist.Work | None = self._backend.allreduce(tensors, opts)
         return work
 
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
-        work: dist.Work = self._backend.broadcast(tensors, opts)
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work | None:
+        work: dist.Work | None = self._backend.broadcast(tensors, opts)
         return work
 
-    def _allgather_base(self, output: torch.Tensor, x: torch.Tensor) -> dist.Work:
-        work: dist.Work = self._backend._allgather_base(output, x)
+    def _allgather_base(self, output: torch.Tensor, x: torch.Tensor) -> dist.Work | None:
+        work: dist.Work | None = self._backend._allgather_base(output, x)
         return work
 
     def abort(self) -> None:
-        """Break what is under way; another thread may be waiting for it."""
-        self._backend.abort()
+        """Break what is under way, for which another thread may be waiting.
+
+        With NCCL this may take until no CUDA graph refers to the group any more.
+        """
+        if (backend := self._backend) is not None:
+            backend.abort()
 
     def close(self) -> None:
-        """Free its ports and memory."""
+        """Free its ports and memory; twice is harmless."""
         self.abort()
         self._backend = None
 
@@ -87,6 +91,7 @@ def make_group(store: Store, rank: int, size: int, device: torch.device) -> Rank
     if device.type == "cpu":
         gloo = torch_distributed.ProcessGroupGloo(store, rank, size, COLLECTIVE_TIMEOUT)
         return RankGroup(gloo)
+    torch.cuda.set_device(device)  # where NCCL and Triton launch
     # A lost peer must not take the process down, which on rank 0 is the user's.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     options = torch_distributed.ProcessGroupNCCL.Options()

@@ -117,7 +117,7 @@ class Ranks:
             if member.process is not None:
                 member.process.kill()
         if self.group is not None:
-            self.group.abort()
+            threading.Thread(target=self.group.abort, daemon=True).start()
 
     def wait_joined(self) -> None:
         """Wait until all ranks run. Raises RankError."""
