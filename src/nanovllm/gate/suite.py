@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ class Suite:
         """Run the counting tests of `tree`; GateError unless each of its tests counted."""
         with tempfile.TemporaryDirectory() as folder:
             told = self._run(tree, Path(folder), (), hash_seed)
-        return {name: _counts_of(name, properties) for name, properties in told.items()}
+        return {name: counts_of(name, properties) for name, properties in told.items()}
 
     def _run(
         self, tree: Path, folder: Path, options: tuple[str, ...], hash_seed: int = 0
@@ -153,7 +153,8 @@ def _read_times(report: Path) -> Times:
     return times
 
 
-def _counts_of(test: str, properties: list[tuple[str, Any]]) -> dict[str, int]:
+def counts_of(test: str, properties: Iterable[tuple[str, Any]]) -> dict[str, int]:
+    """What a test counted, by name; GateError if it counted nothing, or not in integers."""
     pairs = [(name.removeprefix(COUNT), n) for name, n in properties if name.startswith(COUNT)]
     counts = dict(pairs)
     if not counts:
