@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".html")
-NUM_WINDOWS = 100
+MAX_WINDOWS, STEPS_PER_WINDOW = 100, 5
 
 Records = Sequence[StepRecord]
 
@@ -79,15 +79,16 @@ def draw_run(name: str, records: Records) -> Figure:
 
 def _rates(axes: Axes, records: Records) -> None:
     axes.set_title("tokens a second")
-    width = records[-1].end / NUM_WINDOWS
-    edges = [i * width for i in range(NUM_WINDOWS)]
-    decoded, prefilled = [0] * NUM_WINDOWS, [0] * NUM_WINDOWS
+    count = max(1, min(MAX_WINDOWS, len(records) // STEPS_PER_WINDOW))
+    width = records[-1].end / count
+    edges = [i * width for i in range(count)]
+    decoded, prefilled = [0] * count, [0] * count
     for record in records:
-        window = min(int(record.end / width), NUM_WINDOWS - 1)
+        window = min(int(record.end / width), count - 1)
         decoded[window] += record.num_decode_tokens
         prefilled[window] += record.num_prefill_tokens
-    axes.step(edges, [count / width for count in decoded], where="post", label="decoded")
-    axes.step(edges, [count / width for count in prefilled], where="post", label="prefilled")
+    axes.step(edges, [tokens / width for tokens in decoded], where="post", label="decoded")
+    axes.step(edges, [tokens / width for tokens in prefilled], where="post", label="prefilled")
     axes.set_yscale("symlog", linthresh=1000)
 
 
