@@ -2,44 +2,23 @@
 
 There is no prefill phase and no decode phase, only tokens known and tokens computed. A policy is an
 order of two moves: *serve* running sequences (each continues where it stopped) and *admit* waiting
-ones. Both queues are kept in order of arrival, so that preemption takes from the tail of `running`
-and admission from the head of `waiting`, and nobody overtakes an earlier request.
+ones. The queues are those of `RequestQueues`, in order of arrival.
 """
 
 from __future__ import annotations
 
-import random
-from bisect import insort
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
 
 from nanovllm.config import SchedulerConfig
-from nanovllm.engine.block_manager import BlockManager, HashFunction, hash_block
-from nanovllm.engine.limits import max_output_tokens
+from nanovllm.engine.block_manager import HashFunction, hash_block
+from nanovllm.engine.request_queues import RequestQueues
 from nanovllm.engine.sequence import FinishReason, Sequence, SequenceStatus
 from nanovllm.engine.step import ScheduledStep, StepBuilder
-from nanovllm.sampling_params import SamplingParams
 
 
-@dataclass(slots=True)
-class SchedulerStats:
-    """Totals since the start; a request's hits count at its first admission only (PFX-17)."""
-
-    num_requests: int = 0
-    num_steps: int = 0
-    num_computed_tokens: int = 0
-    num_preemptions: int = 0
-    num_lookup_tokens: int = 0
-    num_cached_tokens: int = 0
-
-
-def by_arrival(seq: Sequence) -> int:
-    return seq.seq_id
-
-
-class Scheduler:
-    """Queues and policy; pure Python, no tensors.
+class Scheduler(RequestQueues):
+    """Plans and their outcomes; pure Python, no tensors.
 
     Args:
         config: limits, policy, end-of-sequence ids.
@@ -56,67 +35,16 @@ class Scheduler:
     """
 
     def __init__(self, config: SchedulerConfig, hash_function: HashFunction = hash_block) -> None:
-        self.config = config
-        self.block_manager = BlockManager(
-            config.num_kvcache_blocks, config.kvcache_block_size, hash_function
-        )
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
-        # Samples 1..n-1 of a request wait here until sample 0 has computed the prompt (FRK-2).
-        self.followers: dict[int, list[Sequence]] = {}
-        self.stats = SchedulerStats()
-        self._live: dict[int, Sequence] = {}
+        super().__init__(config, hash_function)
         self._flights: list[ScheduledStep] = []
         # Blocks ran short while steps were in flight: plan no more until they have landed.
         self._must_land = False
-        self._next_seq_id = 0
         self._prefill_streak = 0
-        self._seeds = random.Random(config.seed)
         policies: dict[str, Callable[[StepBuilder], None]] = {
             "prefill_first": self._plan_prefill_first,
             "mixed": self._plan_mixed,
         }
         self._plan = policies[config.policy]
-
-    # ---- requests come and go --------------------------------------------------------------
-
-    def validate(self, num_prompt_tokens: int, params: SamplingParams) -> int:
-        """Output tokens the request may take; ValueError if it can never run (SCH-7)."""
-        return max_output_tokens(self.config, num_prompt_tokens, params.max_tokens)
-
-    def add(
-        self, prompt_token_ids: list[int], params: SamplingParams, *, salt: str | None = None
-    ) -> tuple[Sequence, ...]:
-        """Queue a request; returns its `params.n` sequences in order of sample.
-
-        Different salts never share blocks (PFX-14). ValueError if it can never run (SCH-7).
-        """
-        max_tokens = self.validate(len(prompt_token_ids), params)
-        first_id = self._next_seq_id
-        if not self.config.enable_prefix_caching:
-            # Nobody else has this salt, but the samples of one request still share their prompt.
-            salt = f"request-{first_id}"
-        if params.seed is None:
-            params = replace(params, seed=self._seeds.getrandbits(63))
-        samples = tuple(
-            Sequence(
-                first_id + i,
-                prompt_token_ids,
-                params.derive(i),
-                block_size=self.config.kvcache_block_size,
-                max_tokens=max_tokens,
-                cacheable=self.config.enable_prefix_caching or params.n > 1,
-                salt=salt,
-            )
-            for i in range(params.n)
-        )
-        self._next_seq_id += params.n
-        self._live.update((seq.seq_id, seq) for seq in samples)
-        self.waiting.append(samples[0])
-        if params.n > 1:
-            self.followers[first_id] = list(samples[1:])
-        self.stats.num_requests += 1
-        return samples
 
     def abort(self, seq_id: int) -> bool:
         """End a live sequence; False if it is unknown or has ended (SCH-13).
@@ -132,21 +60,10 @@ class Scheduler:
             self._finish(seq, FinishReason.ABORT)
         return True
 
-    def reset_prefix_cache(self) -> None:
-        """Forget all published content; what runs is not affected (API-8)."""
-        self.block_manager.reset_prefix_cache()
-
-    def is_finished(self) -> bool:
-        return not self._live
-
     @property
     def in_flight(self) -> tuple[ScheduledStep, ...]:
         """The steps that are neither committed nor failed yet, in order."""
         return tuple(self._flights)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._live) - len(self.running)
 
     # ---- the plan --------------------------------------------------------------------------
 
@@ -236,14 +153,6 @@ class Scheduler:
         blocks.may_append(seq, num_tokens)
         return True
 
-    def _preempt(self, seq: Sequence) -> None:
-        self.running.remove(seq)
-        self.block_manager.deallocate(seq)
-        seq.num_computed_tokens = 0
-        seq.status = SequenceStatus.WAITING
-        insort(self.waiting, seq, key=by_arrival)
-        self.stats.num_preemptions += 1
-
     def _admit(self, plan: StepBuilder) -> None:
         """First come, first served, while there are seats, budget and blocks for all known tokens.
 
@@ -266,16 +175,6 @@ class Scheduler:
             self.block_manager.allocate(seq, hits, num_cached + count)
             self._start(seq, num_cached)
             plan.add(seq, count)
-
-    def _start(self, seq: Sequence, num_cached: int) -> None:
-        self.waiting.pop(0)
-        insort(self.running, seq, key=by_arrival)
-        seq.status = SequenceStatus.RUNNING
-        seq.num_computed_tokens = num_cached
-        if seq.num_cached_tokens is None:
-            seq.num_cached_tokens = num_cached
-            self.stats.num_lookup_tokens += seq.num_tokens
-            self.stats.num_cached_tokens += num_cached
 
     # ---- its outcome -----------------------------------------------------------------------
 
@@ -340,9 +239,7 @@ class Scheduler:
 
     def _append(self, seq: Sequence, token_id: int, stopped: bool) -> FinishReason | None:
         """Append a sampled token; the reason if it is the last one, `stop` before `length`."""
-        if seq.seq_id in self.followers:
-            for follower in self.followers.pop(seq.seq_id):
-                insort(self.waiting, follower, key=by_arrival)
+        self._queue_followers(seq)
         seq.append_token(token_id)
         if stopped or self._is_stop_token(seq, token_id):
             return FinishReason.STOP
@@ -356,30 +253,3 @@ class Scheduler:
         if not is_eos and token_id not in params.stop_token_ids:
             return False
         return seq.num_completion_tokens > params.min_tokens
-
-    def _finish(
-        self, seq: Sequence, reason: FinishReason, error: str | None = None
-    ) -> list[Sequence]:
-        """End `seq`, and the followers that cannot go on without the prompt it was to compute."""
-        if seq.status is SequenceStatus.RUNNING:
-            self.running.remove(seq)
-            self.block_manager.deallocate(seq)
-        else:
-            self._leave_queue(seq)
-        seq.status = SequenceStatus.FINISHED
-        seq.finish_reason = reason
-        seq.error = error
-        del self._live[seq.seq_id]
-        ended = [seq]
-        for follower in tuple(self.followers.get(seq.seq_id, ())):
-            ended += self._finish(follower, reason, error)
-        return ended
-
-    def _leave_queue(self, seq: Sequence) -> None:
-        if seq in self.waiting:
-            self.waiting.remove(seq)
-            return
-        leader_id = next(k for k, followers in self.followers.items() if seq in followers)
-        self.followers[leader_id].remove(seq)
-        if not self.followers[leader_id]:
-            del self.followers[leader_id]
