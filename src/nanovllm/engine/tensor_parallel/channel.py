@@ -4,11 +4,13 @@ A channel is a `multiprocessing` connection: over a pair of sockets to a process
 spawned, over TCP to one that was launched elsewhere. Its end tells that the process has ended.
 """
 
+import os
 import pickle
 import secrets
 import select
 import socket
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
@@ -32,6 +34,12 @@ def wait_for_end(channel: Connection) -> None:
     # Not everywhere; where it is missing, a closed socket shows as POLLHUP, which is implied.
     poller.register(channel.fileno(), getattr(select, "POLLRDHUP", 0))
     poller.poll()
+
+
+def hang_up(channel: Connection) -> None:
+    """The other side sees the end now; on this one another thread may still use the channel."""
+    with suppress(OSError), socket.socket(fileno=os.dup(channel.fileno())) as sock:
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 @dataclass(frozen=True, slots=True)

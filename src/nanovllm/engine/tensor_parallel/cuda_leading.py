@@ -12,7 +12,7 @@ from nanovllm.engine.model_input import ModelInput
 from nanovllm.engine.model_runner import PendingStep, StepResult
 from nanovllm.engine.step import ScheduledStep
 from nanovllm.engine.tensor_parallel.leading import Leading
-from nanovllm.engine.tensor_parallel.ranks import Ranks
+from nanovllm.engine.tensor_parallel.ranks import Ranks, interrupts_held
 
 
 class LeadingCudaRunner(Leading, CudaModelRunner):
@@ -51,7 +51,7 @@ class GuardedStep:
     ranks: Ranks
 
     def result(self) -> StepResult:
-        with self.ranks.guarded():
+        with interrupts_held(), self.ranks.guarded():
             outcome = self.pending.result()
         self.ranks.check()
         return outcome

@@ -2,7 +2,7 @@
 
 A lost rank is fatal: its part of the weights and of the KV cache is gone, and the others wait for
 it in a collective. A thread listens to all of them. At a report of failure, or the end of a process
-that made none, it writes down the cause, kills the other processes, and aborts the group. That
+that made none, it writes down the cause, ends the other processes, and aborts the group. That
 breaks the collective that rank 0 may be in: gloo's sockets close with the processes, NCCL's kernels
 see the abort.
 """
@@ -13,13 +13,13 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from nanovllm.engine.model_runner import RankInfo
-from nanovllm.engine.tensor_parallel.channel import receive, send_all
+from nanovllm.engine.tensor_parallel.channel import hang_up, receive, send_all
 from nanovllm.engine.tensor_parallel.group import RankGroup
 
 CAUSE_TIMEOUT = 2.0
@@ -113,11 +113,15 @@ class Ranks:
                 return
             self.fault = cause
             self._news.notify_all()
-        for member in self._members.values():
-            if member.process is not None:
-                member.process.kill()
+        self._kill()
         if self.group is not None:
             threading.Thread(target=self.group.abort, daemon=True).start()
+
+    def _kill(self) -> None:
+        for member in self._members.values():
+            hang_up(member.channel)  # which ends those that were not spawned here
+            if member.process is not None:
+                member.process.kill()
 
     def wait_joined(self) -> None:
         """Wait until all ranks run. Raises RankError."""
@@ -125,7 +129,10 @@ class Ranks:
 
     def wait_ready(self) -> None:
         """Wait until all ranks can compute. Raises RankError."""
-        self._wait(lambda: len(self.infos) == len(self._members))
+        self._wait(self._are_ready)
+
+    def _are_ready(self) -> bool:
+        return len(self.infos) == len(self._members)
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         with self._news:
@@ -168,12 +175,12 @@ class Ranks:
         if self._closing:
             return
         self._closing = True
-        if self.fault is None:
+        if self.fault is None and self._are_ready():
             for channel in self._members:
-                try:
+                with suppress(OSError):  # if it has ended already
                     send_all([channel], None)
-                except OSError:
-                    continue  # it has ended already
+        else:
+            self._kill()
         for member in self._members.values():
             if member.process is not None:
                 end(member.process)

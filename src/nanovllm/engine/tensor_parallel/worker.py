@@ -58,6 +58,8 @@ def serve(post: Post, channel: Connection, open_store: Callable[[], Store]) -> N
             getattr(runner, method)(*args)
         runner.close()
         group.close()
+    except EOFError:
+        os._exit(ORPHANED)
     except Exception as error:
         _report(channel, error)
         raise SystemExit(1) from error
