@@ -121,9 +121,8 @@ class RequestQueues:
 
     def _queue_followers(self, seq: Sequence) -> None:
         """The prompt of `seq` is computed, so the other samples of its request find it."""
-        if seq.seq_id in self.followers:
-            for follower in self.followers.pop(seq.seq_id):
-                insort(self.waiting, follower, key=by_arrival)
+        for follower in self.followers.pop(seq.seq_id):
+            insort(self.waiting, follower, key=by_arrival)
 
     def _preempt(self, seq: Sequence) -> None:
         self.running.remove(seq)

@@ -239,7 +239,8 @@ class Scheduler(RequestQueues):
 
     def _append(self, seq: Sequence, token_id: int, stopped: bool) -> FinishReason | None:
         """Append a sampled token; the reason if it is the last one, `stop` before `length`."""
-        self._queue_followers(seq)
+        if seq.seq_id in self.followers:
+            self._queue_followers(seq)
         seq.append_token(token_id)
         if stopped or self._is_stop_token(seq, token_id):
             return FinishReason.STOP
