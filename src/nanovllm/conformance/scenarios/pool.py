@@ -83,7 +83,7 @@ def wire_of_a_resumed_request_has_every_token(door: CoreDoor, seen: Evaluations)
         prompt = bench.add(span(1, count), 1)
         if bench.schedule().rows:
             least = door.wire(prompt.id)
-            label = f"{count} tokens cross in {size} bytes, a prompt of them in {least}"
+            label = f"{count} tokens, resumed, cross in {size} bytes, as a prompt in {least}"
             seen.require(size >= least, "SEQ-6", label)
 
 
