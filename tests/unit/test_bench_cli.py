@@ -81,6 +81,19 @@ def test_a_picture(tmp_path: Path) -> None:
     assert (width, height) == (1100, 2 * 700)
 
 
+def test_kernels_of_a_step(bench_args, tmp_path: Path) -> None:
+    figures = tmp_path / "out.json"
+    result = invoke("bench", "kernels", *bench_args, "--json", str(figures))
+    assert result.exit_code == 0, result.stderr
+    assert "A decode step of 2 x 24 tokens" in result.stdout
+    (run,) = json.loads(figures.read_text())["kernels"]
+    times = [kernel["us"] for kernel in run["kernels"]]
+    assert times == sorted(times, reverse=True)
+    counts = {kernel["name"]: kernel["count"] for kernel in run["kernels"]}
+    # Products of a layer: qkv, o, gate and up, down; two layers and the head.
+    assert counts["aten::mm"] == 4 * 2 + 1
+
+
 @pytest.mark.parametrize("name", ["vllm", "nano-vllm"])
 def test_a_peer_runs_the_same_work(name: str, bench_args, stubs: Path) -> None:
     result = invoke(
@@ -102,7 +115,7 @@ def test_a_peer_runs_the_same_work(name: str, bench_args, stubs: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("bench", "speed"), "throughput, latency, online, got 'speed'"),
+        (("bench", "speed"), "throughput, latency, online, kernels, got 'speed'"),
         (("bench", "--num-requests", "0"), "num_requests must be >= 1"),
         (("bench", "online", "--rate", "-1"), "rates must be positive"),
         (("bench", "--peer", "llama"), "nano-vllm, vllm, hf, got 'llama'"),

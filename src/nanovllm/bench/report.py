@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from nanovllm.bench.kernels import KernelRun
 from nanovllm.bench.peers import PeerRun
 from nanovllm.bench.profiles import LatencyRun, OnlineRun, ThroughputRun
 from nanovllm.bench.recorder import StepRecord
@@ -27,6 +29,7 @@ class Report:
     throughput: list[ThroughputRun] = field(default_factory=list)
     latency: list[LatencyRun] = field(default_factory=list)
     online: list[OnlineRun] = field(default_factory=list)
+    kernels: list[KernelRun] = field(default_factory=list)
     peers: list[PeerRun] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -45,6 +48,7 @@ class Report:
             ],
             "latency": [asdict(run) | {"median_ms": run.median_ms} for run in self.latency],
             "online": [_without_records(run) | run.milliseconds() for run in self.online],
+            "kernels": [asdict(run) for run in self.kernels],
             "peers": [asdict(run) for run in self.peers],
         }
 
@@ -64,6 +68,8 @@ class Report:
         ):
             if runs:
                 console.print(table())
+        for kernels in self.kernels:
+            console.print(_kernel_table(kernels))
         if self.rates:
             console.print(
                 f"roofline from {self.rates.copy / 1e12:.3g} TB/s copied and "
@@ -110,6 +116,15 @@ class Report:
                 *(f"{figures[name]:.1f}" if name in figures else "" for name in names),
             )
         return table
+
+
+def _kernel_table(run: KernelRun) -> Table:
+    title = f"A decode step of {run.batch_size} x {run.context_len} tokens: {run.us:,.0f} us"
+    table = _table(title, "kernel", "calls", "us")
+    for kernel in run.kernels:
+        name = kernel.name if len(kernel.name) <= 60 else kernel.name[:57] + "..."
+        table.add_row(escape(name), f"{kernel.count:g}", f"{kernel.us:,.1f}")
+    return table
 
 
 def _add_latencies(table: Table, engine: str, values: Iterable[float]) -> None:

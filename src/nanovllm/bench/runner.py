@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
+from nanovllm.bench.kernels import run_kernels
 from nanovllm.bench.machine import machine_info
 from nanovllm.bench.peers import Peer, PeerRun
 from nanovllm.bench.profiles import (
@@ -31,7 +32,7 @@ from nanovllm.config import Policy
 from nanovllm.llm import LLM
 from nanovllm.models.model_config import ModelConfig
 
-PROFILES = ("throughput", "latency", "online")
+PROFILES = ("throughput", "latency", "online", "kernels")
 MIN_MODEL_LEN = 4096
 DEFAULT_LOAD = 0.8
 
@@ -46,7 +47,8 @@ class Plan:
         profiles: some of `PROFILES`.
         seeds: of the throughput runs; the first one is that of the online profile too.
         num_requests, max_len: of the workload; its own numbers are the defaults.
-        batch_sizes, latency_steps: of the latency profile.
+        batch_sizes: of latency and kernels.
+        latency_steps: that are timed.
         rates: requests a second of the online profile; none: 80 % of what the engine finishes a
             second when all requests are there at once.
         peers: who else runs throughput and latency.
@@ -100,11 +102,12 @@ def run_bench(options: Mapping[str, Any], plan: Plan, say: Say = lambda text: No
             say(f"nanovllm, {policy}: loading")
             with LLM(model, **engine | {"scheduling_policy": policy}) as llm:
                 _run_engine(llm, plan, report, say, offline=policy == _policies(engine, plan)[0])
-        vocab_size = ModelConfig.from_pretrained(model).vocab_size
+        config = ModelConfig.from_pretrained(model)
+        model_len = min(engine["max_model_len"], config.max_position_embeddings)
         for peer in plan.peers:
             say(f"{peer.name}: running")
-            work = list(_peer_work(plan, vocab_size))
-            version, seconds = peer.times(model, engine["max_model_len"], work)
+            work = list(_peer_work(plan, config.vocab_size))
+            version, seconds = peer.times(model, model_len, work)
             report.peers.append(_peer_run(PeerRun(peer.name, version), plan, work, seconds))
     return report
 
@@ -136,6 +139,10 @@ def _run_engine(llm: LLM, plan: Plan, report: Report, say: Say, *, offline: bool
             report.latency.append(
                 run_latency(llm, batch_size, plan.latency_prompt_len, plan.latency_steps)
             )
+    if offline and "kernels" in plan.profiles:
+        for batch_size in plan.batch_sizes:
+            say(f"nanovllm: kernels, batch {batch_size}")
+            report.kernels.append(run_kernels(llm, batch_size, plan.latency_prompt_len))
     if "online" in plan.profiles:
         work, policy = plan.workload(plan.seeds[0], vocab_size), llm.config.scheduling_policy
         for rate in plan.rates or [_default_rate(llm, work, report)]:

@@ -32,7 +32,7 @@ class WorkOptions:
     num_requests: Annotated[int, _work("Requests of throughput and online.")] = 256
     max_len: Annotated[int, _work("Longest prompt and longest output of these.")] = 1024
     batch_sizes: Annotated[
-        list[int] | None, _work("Of latency; may be given several times.", "--batch")
+        list[int] | None, _work("Of latency and kernels; may be given several times.", "--batch")
     ] = None
     latency_steps: Annotated[int, _work("Steps of latency that are timed.")] = 128
     rates: Annotated[
@@ -76,7 +76,8 @@ class OutputOptions:
 @with_options
 def bench(
     profiles: Annotated[
-        list[str] | None, typer.Argument(help="Some of throughput (default), latency, online.")
+        list[str] | None,
+        typer.Argument(help="Some of throughput (default), latency, online, kernels."),
     ] = None,
     *,
     work: WorkOptions,
@@ -97,7 +98,7 @@ def bench(
     Throughput: output tokens a second, all requests there at once, and the
     share of this device's own roofline. Latency: ms a decode step. Online:
     Poisson arrivals under both policies, time to first token (ttft) and per
-    later token (tpot).
+    later token (tpot). Kernels: what one decode step runs on the device.
     """
     console = stderr()
     with usage_errors(), console.status("importing") as status:

@@ -1,0 +1,67 @@
+"""What one decode step runs on the device: each kernel, how often, and for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from nanovllm.bench.profiles import WARM_UP_STEPS
+from nanovllm.bench.workload import batch_workload
+from nanovllm.llm import LLM
+
+PROFILED_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Calls and microseconds per step."""
+
+    name: str
+    count: float
+    us: float
+
+
+@dataclass(frozen=True)
+class KernelRun:
+    """A decode step of equal requests, on average; the longest first.
+
+    On a CPU the kernels are torch's operators.
+    """
+
+    batch_size: int
+    context_len: int
+    kernels: list[Kernel]
+
+    @property
+    def us(self) -> float:
+        return sum(kernel.us for kernel in self.kernels)
+
+
+def run_kernels(llm: LLM, batch_size: int, prompt_len: int) -> KernelRun:
+    """Profiles steps of a full batch after warm-up."""
+    llm.reset_prefix_cache()
+    num_tokens = WARM_UP_STEPS + 2 * PROFILED_STEPS
+    work = batch_workload(0, batch_size, prompt_len, num_tokens, llm.model_config.vocab_size)
+    for prompt, params in zip(work.prompts, work.sampling_params(), strict=True):
+        llm.add_request(prompt, params)
+    decodes = 0
+    while decodes < WARM_UP_STEPS:
+        decodes += llm.step().num_decode_tokens == batch_size
+    on_gpu = llm.model_runner.device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as run:
+        for _ in range(PROFILED_STEPS):
+            llm.step()
+        if on_gpu:
+            torch.cuda.synchronize()
+    while not llm.is_finished():
+        llm.step()
+    time_of = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    kernels = [
+        Kernel(event.key, event.count / PROFILED_STEPS, getattr(event, time_of) / PROFILED_STEPS)
+        for event in run.key_averages()
+        if getattr(event, time_of)
+    ]
+    kernels.sort(key=lambda kernel: -kernel.us)
+    return KernelRun(batch_size, prompt_len + WARM_UP_STEPS, kernels)
