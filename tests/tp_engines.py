@@ -30,9 +30,12 @@ def fork_ranks(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def forked_ranks() -> Iterator[None]:
-    """See `fork_ranks`, for the session."""
+    """See `fork_ranks`, for the session; that process is up."""
     with pytest.MonkeyPatch.context() as patch:
         fork_ranks(patch)
+        first = multiprocessing.get_context("forkserver").Process(target=os.getpid)
+        first.start()
+        first.join()
         yield
 
 

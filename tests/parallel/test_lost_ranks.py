@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +30,22 @@ CAUSES = {
     False: "rank {}: ArithmeticError: planted in rank {}",
     True: "rank {} was killed by SIGKILL",
 }
+
+
+@pytest.fixture
+def within_limit(request: pytest.FixtureRequest, figures):
+    """Times a block, which has to be over within the limit of TP-4."""
+
+    @contextmanager
+    def timed() -> Iterator[None]:
+        begin = time.monotonic()
+        yield
+        seconds = time.monotonic() - begin
+        row = {"fault": request.node.name, "seconds": seconds}
+        figures.setdefault("from a fault to its end", []).append(row)
+        assert seconds < LIMIT
+
+    return timed
 
 
 def shared_memory() -> set[str]:
@@ -61,7 +79,13 @@ def assert_it_refuses_everything(llm: LLM, cause: str) -> None:
 @pytest.mark.parametrize("call", [1, 4], ids=["in prefill", "in decode"])
 @pytest.mark.parametrize(("size", "rank"), [(2, 1), (4, 2)])
 def test_a_rank_is_lost_in_a_step(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, size: int, rank: int, call: int, kill: bool
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    within_limit,
+    size: int,
+    rank: int,
+    call: int,
+    kill: bool,
 ) -> None:
     before = shared_memory()
     fault = Fault(rank, call, kill)
@@ -69,9 +93,8 @@ def test_a_rank_is_lost_in_a_step(
     cause = CAUSES[kill].format(rank, rank)
     with LLM(checkpoint, tensor_parallel_size=size, **OPTIONS) as llm:
         numbers = pids(llm)
-        begin = time.monotonic()
-        outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
-        assert time.monotonic() - begin < LIMIT
+        with within_limit():
+            outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
         assert [(o.finish_reason, o.samples[0].error) for o in outputs] == [("error", cause)] * 3
         assert [len(o.token_ids) for o in outputs] == [call - 1, call - 1, 0]
         assert_it_refuses_everything(llm, cause)
@@ -92,38 +115,38 @@ def test_steps_hand_over_what_a_lost_rank_ended(
         assert_it_refuses_everything(llm, CAUSES[True].format(1, 1))
 
 
-def test_a_rank_is_killed_while_idle(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_is_killed_while_idle(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, within_limit
+) -> None:
     with LLM(checkpoint, tensor_parallel_size=4, **OPTIONS) as llm:
         llm.generate(PROMPTS, GREEDY, use_tqdm=False)
         numbers = pids(llm)
-        os.kill(numbers[1], signal.SIGKILL)
-        assert wait_for_fault(llm, LIMIT) == "rank 2 was killed by SIGKILL"
+        with within_limit():
+            os.kill(numbers[1], signal.SIGKILL)
+            assert wait_for_fault(llm, LIMIT) == "rank 2 was killed by SIGKILL"
         assert_it_refuses_everything(llm, "rank 2 was killed by SIGKILL")
         assert wait_for_end(numbers)
     assert_a_new_engine_starts(checkpoint, monkeypatch)
 
 
-def test_a_rank_is_killed_between_two_steps(checkpoint: Path) -> None:
+def test_a_rank_is_killed_between_two_steps(checkpoint: Path, within_limit) -> None:
     with LLM(checkpoint, tensor_parallel_size=2, **OPTIONS) as llm:
         requests = [llm.add_request(prompt, GREEDY) for prompt in PROMPTS]
         llm.step()
-        os.kill(pids(llm)[0], signal.SIGKILL)
-        begin = time.monotonic()
-        outputs = {o.request_id: o for o in llm.step().outputs}
-        assert time.monotonic() - begin < LIMIT
+        with within_limit():
+            os.kill(pids(llm)[0], signal.SIGKILL)
+            outputs = {o.request_id: o for o in llm.step().outputs}
         assert {outputs[i].finish_reason for i in requests} == {"error"}
         assert_it_refuses_everything(llm, "rank 1 was killed by SIGKILL")
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["raises", "is killed"])
 def test_a_rank_is_lost_while_it_starts(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, kill: bool
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, within_limit, kill: bool
 ) -> None:
     monkeypatch.setattr(start, "build_runner", partial(build_faulty, Fault(2, 0, kill)))
-    begin = time.monotonic()
-    with pytest.raises(RankError, match=CAUSES[kill].format(2, 2)):
+    with within_limit(), pytest.raises(RankError, match=CAUSES[kill].format(2, 2)):
         LLM(checkpoint, tensor_parallel_size=4, **OPTIONS)
-    assert time.monotonic() - begin < LIMIT
     assert_a_new_engine_starts(checkpoint, monkeypatch)
 
 
@@ -194,14 +217,17 @@ def program(checkpoint: Path):
         process.kill()
 
 
-def test_ctrl_c_for_all_ends_the_call_and_the_death_of_the_parent_ends_all(program) -> None:
+def test_ctrl_c_for_all_ends_the_call_and_the_death_of_the_parent_ends_all(
+    program, within_limit
+) -> None:
     process, ranks = program
     os.killpg(process.pid, signal.SIGINT)
     assert "interrupted, length\n" in iter(process.stdout.readline, "")
     assert process.stdout.readline().startswith("[")
     assert all(map(is_running, ranks))
-    process.kill()
-    assert wait_for_end(ranks, LIMIT)
+    with within_limit():
+        process.kill()
+        assert wait_for_end(ranks, LIMIT)
 
 
 def test_a_taken_port_disturbs_nobody(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
