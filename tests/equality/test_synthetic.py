@@ -80,6 +80,21 @@ def test_bfloat16_decides_as_float32(path, llm, prompts, figures) -> None:
     assert not succeeded[choices].any()
 
 
+@pytest.mark.spec("MOD-1")
+def test_the_teacher_convicts_a_wrong_token(path) -> None:
+    teacher = Teacher(path, device="cpu")
+    right = list(range(CHOICE_PERIOD + 2, CHOICE_PERIOD + 8))
+    prompt = [5, CHOICE_PERIOD + 1]
+    found = teacher.judge([prompt], [right], TOLERANCE)
+    assert (found.strict.compared, found.agreement, found.largest_gap) == (6, 1.0, 0.0)
+    wrong = [*right[:3], 7, *right[4:]]
+    with pytest.raises(AssertionError, match=r"output 3 is 7, whose logit is .* below HF's best"):
+        teacher.judge([prompt], [wrong], TOLERANCE)
+    excused = teacher.judge([prompt], [wrong], tolerance=1e3)
+    assert excused.strict.compared == 3
+    assert excused.agreeing < 6
+
+
 @pytest.mark.spec("KV-1", "KV-5")
 @pytest.mark.parametrize("llm", ["float32"], indirect=True)
 def test_wrong_tables_change_the_outputs(llm, prompts, figures) -> None:

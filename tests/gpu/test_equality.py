@@ -38,7 +38,7 @@ TEACHER_FORCED = "teacher-forced log probabilities against HF in float32"
 
 Scored = Callable[[str], tuple[list[Ids], list[RequestOutput], dict[str, Any]]]
 
-AMPLE_SLOTS, SMALL_SLOTS = 2**17, 2**13
+AMPLE_SLOTS, SMALL_SLOTS = 2**16, 2**13
 
 BACKENDS: dict[str, dict[str, Any]] = {
     "triton-bf16": {"attention_backend": "triton", "dtype": "bfloat16"},
