@@ -116,7 +116,7 @@ class Attention:
     def prefill(self, counts: Sequence[int], config: PrefillConfig | None = None) -> list[Call]:
         rows, lengths = ints(range(len(counts))), ints(self.lengths)
         q, bounds = randn(sum(counts), HEADS, DIM), ints([0, *counts]).cumsum(0).int()
-        ends = bounds, lengths, max(counts), SCALE, config
+        ends = bounds, lengths, SCALE, config
         return [partial(paged_prefill, q, *self.caches, t, rows, *ends) for t in self.tables()]
 
     def flash_prefill(self, counts: Sequence[int]) -> list[Call]:

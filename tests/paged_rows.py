@@ -135,7 +135,6 @@ def check_prefill(shape: Shape, rows_: Sequence[tuple[int, int]], seed: int = 0)
         rows.table_rows,
         cu_seqlens_q,
         torch.tensor(lengths, dtype=torch.int32, device=DEVICE),
-        max(counts),
         shape.scale,
     )
     expected = [rows.expected(i, part) for i, part in enumerate(q.split(counts))]

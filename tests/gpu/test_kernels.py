@@ -100,7 +100,7 @@ def test_a_prefix_hit_is_the_rest_of_a_prefill() -> None:
     def last(count: int) -> torch.Tensor:
         bounds = torch.tensor([0, count], dtype=torch.int32, device=DEVICE)
         cache = rows.k_cache, rows.v_cache, rows.block_tables, rows.table_rows
-        return paged_prefill(q[-count:], *cache, bounds, length, count, shape.scale)
+        return paged_prefill(q[-count:], *cache, bounds, length, shape.scale)
 
     whole = last(700)
     for count in (1, 64, 300):
@@ -153,7 +153,7 @@ def test_offsets_beyond_two_to_the_31() -> None:
     cache = k_cache, v_cache, blocks[None], first[:1]
     out = paged_decode(q[-1:], *cache, length[:1], shape.scale)
     assert_heads_close(out, rows.expected(0, q[-1:]))
-    out = paged_prefill(q, *cache, bounds, length[:1], 9, shape.scale)
+    out = paged_prefill(q, *cache, bounds, length[:1], shape.scale)
     assert_heads_close(out, rows.expected(0, q))
 
 

@@ -59,6 +59,6 @@ def test_references_and_other_tiles_agree() -> None:
     bounds = torch.arange(3, dtype=torch.int32, device=DEVICE)
     again = paged_prefill_reference(*args, bounds, lengths, shape.scale)
     torch.testing.assert_close(again, expected)
-    out = paged_prefill(*args, bounds, lengths, 1, shape.scale, PrefillConfig(16, 16, 4, 1))
+    out = paged_prefill(*args, bounds, lengths, shape.scale, PrefillConfig(16, 16, 4, 1))
     torch.testing.assert_close(out, expected)
     assert torch.equal(q, before)

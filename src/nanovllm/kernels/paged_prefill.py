@@ -24,13 +24,11 @@ class PrefillConfig(NamedTuple):
     num_stages: int
 
 
-def prefill_config(most_rows: int, head_dim: int, dtype: torch.dtype) -> PrefillConfig:
-    """Tiles for a sequence of at most `most_rows` query tokens times heads of a group."""
+def prefill_config(head_dim: int, dtype: torch.dtype) -> PrefillConfig:
+    """One size of tiles for all lengths: short prompts are not worth another compilation."""
     if dtype == torch.float32:
         block = 32 if head_dim <= 128 else 16
         return PrefillConfig(block_m=block, block_n=block, num_warps=8, num_stages=2)
-    if most_rows <= 16:
-        return PrefillConfig(block_m=16, block_n=64, num_warps=4, num_stages=3)
     if head_dim > 128:
         return PrefillConfig(block_m=128, block_n=32, num_warps=8, num_stages=3)
     return PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3)
@@ -65,7 +63,6 @@ def paged_prefill(
     table_rows: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
     context_lens: torch.Tensor,
-    max_query_len: int,
     scale: float,
     config: PrefillConfig | None = None,
 ) -> torch.Tensor:
@@ -79,7 +76,6 @@ def paged_prefill(
         table_rows: int32 [R], the row of `block_tables` that is row r's.
         cu_seqlens_q: int32 [R + 1], row r is tokens `[cu_seqlens_q[r], cu_seqlens_q[r + 1])`.
         context_lens: int32 [R], positions including the row's own.
-        max_query_len: tokens of the longest row.
         scale: of the scores.
         config: instead of `prefill_config`'s.
 
@@ -91,7 +87,7 @@ def paged_prefill(
     num_tokens, num_heads, dim = q.shape
     block_size, kv_heads = k_cache.shape[1:3]
     group = num_heads // kv_heads
-    config = config or prefill_config(max_query_len * group, dim, q.dtype)
+    config = config or prefill_config(dim, q.dtype)
     block_m = max(config.block_m, next_power_of_2(group))
     num_rows = len(context_lens)
     out = torch.empty_like(q)

@@ -59,17 +59,7 @@ class TritonContext:
             return paged_decode(
                 q, k_cache, v_cache, tables, rows, lens, scale, num_splits=self.num_splits
             )
-        return paged_prefill(
-            q,
-            k_cache,
-            v_cache,
-            tables,
-            rows,
-            inputs.cu_seqlens_q,
-            lens,
-            inputs.max_query_len,
-            scale,
-        )
+        return paged_prefill(q, k_cache, v_cache, tables, rows, inputs.cu_seqlens_q, lens, scale)
 
 
 class TritonBackend:
