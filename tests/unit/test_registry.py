@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -205,11 +203,10 @@ def test_collected_markers_are_validated() -> None:
     assert validate_markers([item("KV-1", "KV-99")]) == ["t.py::test_a: 'KV-99' is no requirement"]
 
 
-def test_an_unknown_id_stops_the_collection(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text((ROOT / "conftest.py").read_text(encoding="utf-8"))
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = spec(*ids): requirements\n")
-    tests = write_test(tmp_path, '@pytest.mark.spec("SCH-99")\ndef test_one(): ...')
-    command = [sys.executable, "-m", "pytest", "-p", "no:randomly", str(tests)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "tests/test_it.py::test_one: 'SCH-99' is no requirement" in done.stderr
+def test_an_unknown_id_stops_the_collection(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest('pytest_plugins = ("nanovllm.conformance.plugin",)')
+    pytester.makeini("[pytest]\nmarkers = spec(*ids): requirements")
+    pytester.makepyfile('import pytest\n\n@pytest.mark.spec("SCH-99")\ndef test_one(): ...')
+    done = pytester.runpytest_inprocess("-p", "no:randomly")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines("*::test_one: 'SCH-99' is no requirement*")
