@@ -116,6 +116,27 @@ def test_a_step_that_raises_ends_its_requests_and_nobody_else(
     assert tokens_alone(llm) == expected
 
 
+@pytest.mark.spec("TP-4")
+def test_a_device_that_fails_for_good_ends_everything(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that run, wait, or wait for another sample; and nothing is accepted afterwards."""
+    llm = LLM(checkpoint, num_kvcache_blocks=NUM_BLOCKS, max_num_seqs=2)
+    runner = llm.model_runner
+    monkeypatch.setattr(runner, "examine", lambda: setattr(runner, "fault", "cpu: gone"))
+    break_step(llm, monkeypatch, 2, RuntimeError("no answer"))
+    requests = [llm.add_request(p, GREEDY) for p in PROMPTS]
+    requests.append(llm.add_request("more", SamplingParams(n=3, max_tokens=9)))
+    outputs = {}
+    for _ in range(3):
+        outputs |= {output.request_id: output for output in llm.step().outputs}
+    ends = {(s.finish_reason, s.error) for r in requests for s in outputs[r].samples}
+    assert ends == {("error", "cpu: gone")}
+    for call in (llm.step, llm.stats, llm.is_finished, lambda: llm.add_request("x", GREEDY)):
+        with pytest.raises(RuntimeError, match="this engine has failed: cpu: gone"):
+            call()
+
+
 @pytest.mark.spec("SCH-15")
 def test_an_interrupt_reaches_the_caller_and_leaves_a_usable_engine(
     llm: LLM, monkeypatch: pytest.MonkeyPatch

@@ -240,7 +240,8 @@ class CudaModelRunner(ModelRunner):
         self.graphs = None
         del self.state, self.inputs
         super().close()
-        torch.cuda.empty_cache()
+        if self.fault is None:
+            torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import AllgatherOptions  # type: ignore[attr-defined]
 
 
 class Group(Protocol):
@@ -22,7 +23,9 @@ class Group(Protocol):
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work | None: ...
 
-    def _allgather_base(self, output: torch.Tensor, x: torch.Tensor) -> dist.Work | None: ...
+    def _allgather_base(
+        self, output: torch.Tensor, x: torch.Tensor, opts: Any
+    ) -> dist.Work | None: ...
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,9 @@ class TensorParallel:
         if self.size == 1:
             return x
         parts = x.new_empty(self.size * x.numel())
-        _wait(self._group._allgather_base(parts, x.contiguous().view(-1)))
+        options = AllgatherOptions()
+        options.asyncOp = False
+        _wait(self._group._allgather_base(parts, x.contiguous().view(-1), options))
         return parts.view(self.size, *x.shape).movedim(0, -2).flatten(-2)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:

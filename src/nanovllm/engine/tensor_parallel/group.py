@@ -48,8 +48,8 @@ class RankGroup:
         work: dist.Work | None = self._backend.broadcast(tensors, opts)
         return work
 
-    def _allgather_base(self, output: torch.Tensor, x: torch.Tensor) -> dist.Work | None:
-        work: dist.Work | None = self._backend._allgather_base(output, x)
+    def _allgather_base(self, output: torch.Tensor, x: torch.Tensor, opts: Any) -> dist.Work | None:
+        work: dist.Work | None = self._backend._allgather_base(output, x, opts)
         return work
 
     def abort(self) -> None:
