@@ -135,7 +135,7 @@ def _find_by_scenarios(
             result = run_scenario(scenario, door)
         if result.error:
             yield Finding(HARNESS, 0, f"{scenario.name}: {result.error}")
-        if result.violation and _is_must(result.violation.spec_id):
+        if result.violation and result.violation.spec_id in _musts():
             yield _finding(result.violation, len(result.story))
 
 
@@ -150,22 +150,23 @@ def machine_findings(
     planting: Planting, profile: str, seed: int, requirements: Collection[str] | None = None
 ) -> list[Finding]:
     """What the corpus and the state machine find at the core door, by the smallest stories."""
-    verdicts = run_core(planting.make, profile=profile, seed=seed, requirements=requirements)
+    chosen = requirements or _musts()
+    verdicts = run_core(planting.make, profile=profile, seed=seed, requirements=chosen)
     errors = {verdict.message for verdict in verdicts if verdict.outcome is Outcome.ERROR}
     return [
         # Its first line is the world.
         Finding(verdict.spec_id, len(verdict.story) - 1, verdict.message)
         for verdict in verdicts
-        if verdict.outcome is Outcome.FAIL and _is_must(verdict.spec_id)
+        if verdict.outcome is Outcome.FAIL
     ] + [Finding(HARNESS, 0, error) for error in sorted(errors)]
 
 
 def machine_convictions(planting: Planting, profile: str, seed: int) -> set[str]:
-    """The musts alone that `machine_findings` tells of; much faster."""
+    """The requirements alone that `machine_findings` tells of; much faster."""
     with planting.make() as door:
         hello = door.hello()
         examples = [*recorded(), *all_drawn(hello, profile, seed)]
-        return {spec_id for spec_id in examine(door, hello, examples).failures if _is_must(spec_id)}
+        return set(examine(door, hello, examples, _musts()).failures)
 
 
 def is_convicted(fault: Fault, profile: str, seed: int) -> bool:
@@ -199,10 +200,6 @@ def _finding(violation: Violation, story: int) -> Finding:
 @cache
 def _musts() -> frozenset[str]:
     return frozenset(r.id for r in load_registry().values() if r.level == "must")
-
-
-def _is_must(spec_id: str) -> bool:
-    return spec_id == HARNESS or spec_id in _musts()
 
 
 def _try_unit_tests(fault: Fault, tests: Path) -> Trial:
