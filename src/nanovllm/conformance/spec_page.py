@@ -14,7 +14,7 @@ INTRO = """\
 
 What an inference engine with a paged KV cache promises: {total} requirements in {groups} groups.
 Each has an id that is never reused, and tests name the id they show
-(`@pytest.mark.spec("PFX-6")`).
+(`@pytest.mark.spec("PFX-6")`). [conformance.md](conformance.md) is how to test an engine.
 
 **How to read one.** A deviation from a *must* is a failure; a deviation from a *should*, or from
 the line **Should** of a must, is policy: reported, never a failure. A requirement with a
