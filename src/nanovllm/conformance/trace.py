@@ -77,9 +77,9 @@ def story(trace: Trace) -> list[str]:
 def tell_world(world: World) -> str:
     """Only what is not as usual, beside the sizes."""
     parts = [
-        f"{world.num_blocks} blocks of {world.block_size} tokens",
-        f"{world.max_num_seqs} seats",
-        f"{world.max_num_batched_tokens} tokens a step",
+        f"{_count(world.num_blocks, 'block')} of {_count(world.block_size, 'token')}",
+        _count(world.max_num_seqs, "seat"),
+        f"{_count(world.max_num_batched_tokens, 'token')} a step",
     ]
     usual = World(1, 1)
     for name in ("max_model_len", "eos_token_ids", "prefix_cache", "hash", "options"):
@@ -87,6 +87,10 @@ def tell_world(world: World) -> str:
         if value != getattr(usual, name) and (name, value) != ("eos_token_ids", (0,)):
             parts.append(f"{name}={value}")
     return ", ".join(parts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def replay(trace: Trace, door: CoreDoor, spec_id: str | None = None) -> Verdict:
