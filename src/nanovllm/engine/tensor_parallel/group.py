@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -18,6 +19,9 @@ STORE_TIMEOUT = timedelta(seconds=10)
 
 LAUNCH_TIMEOUT = timedelta(minutes=5)
 """For all ranks that are launched to meet."""
+
+ABORT_TIMEOUT = 2.0
+"""Seconds; nobody waits longer for the end of an abort."""
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Ranks may load weights for that long. It is not how a lost rank is noticed, see `ranks`."""
@@ -52,17 +56,18 @@ class RankGroup:
         work: dist.Work | None = self._backend._allgather_base(output, x, opts)
         return work
 
-    def abort(self) -> None:
+    def abort(self) -> threading.Thread:
         """Break what is under way, for which another thread may be waiting.
 
-        With NCCL this may take until no CUDA graph refers to the group any more.
+        In a thread, since with NCCL it may take until no CUDA graph refers to the group any more.
         """
-        if (backend := self._backend) is not None:
-            backend.abort()
+        thread = threading.Thread(target=self._backend.abort, daemon=True)
+        thread.start()
+        return thread
 
     def close(self) -> None:
-        """Free its ports and memory; twice is harmless."""
-        self.abort()
+        """Free its ports and memory."""
+        self.abort().join(ABORT_TIMEOUT)
         self._backend = None
 
 

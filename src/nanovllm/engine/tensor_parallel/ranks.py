@@ -115,7 +115,7 @@ class Ranks:
             self._news.notify_all()
         self._kill()
         if self.group is not None:
-            threading.Thread(target=self.group.abort, daemon=True).start()
+            self.group.abort()
 
     def _kill(self) -> None:
         for member in self._members.values():
