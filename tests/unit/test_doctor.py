@@ -224,9 +224,10 @@ def test_presets_are_told_apart(tmp_path: Path) -> None:
             assert examine(door).problems == ()
         with open_door("nanovllm_like", path=path, options={"preset": other}) as door:
             assert ("core", None) in names(examine(door), "problems")
-    with open_door("nanovllm_like", path=path, options={"preset": "1984"}) as door:
+    # On a command line `preset=1984` is a number.
+    with open_door("nanovllm_like", path=path, options={"preset": 1984}) as door:
         text = "\n".join(examine(door).lines())
-    assert "preset='1984': expected auto, 2025, 2026" in text
+    assert "preset=1984: expected auto, 2025, 2026" in text
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node here")

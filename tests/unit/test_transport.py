@@ -57,7 +57,7 @@ def alive(pid: int) -> bool:
 
 def test_a_death_is_a_fault_with_the_last_words_and_a_reset_starts_anew(door: RemoteDoor) -> None:
     door.reset(WORLD)
-    with pytest.raises(EngineFault, match=r"stats: .*; exit code 3\na word to stderr"):
+    with pytest.raises(EngineFault, match=r"stats: .*; exit code 3: a word to stderr\n"):
         door.stats()
     with pytest.raises(EngineFault, match="pool: the program has ended; reset or open it first"):
         door.pool()

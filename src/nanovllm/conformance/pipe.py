@@ -97,8 +97,9 @@ class LinePipe:
         self.kill()
         if code is not None:
             what += f"; exit code {code}" if code >= 0 else f"; {signal.Signals(-code).name}"
-        last = self.stderr()
-        return PipeError(f"{what}\n{last}" if last else what)
+        if last := self.stderr():
+            what += f": {last.splitlines()[-1]}\n{last}"
+        return PipeError(what)
 
     def stderr(self) -> str:
         """The last lines that the program wrote there."""

@@ -240,7 +240,7 @@ class Core(Blocks):
 
 
 def adapter(
-    preset: str = "auto",
+    preset: str | int = "auto",
     asks_when_idle: bool = True,
     min_block_size: int = 1,
     hash_override: bool = True,
@@ -258,10 +258,10 @@ def adapter(
         hash_override: declare that the hash can be exchanged for one that collides.
         stand_ins: libraries to import nothing of.
     """
-    if preset not in ("auto", *PRESETS):
-        raise ValueError(f"preset={preset!r}: expected auto, {', '.join(PRESETS)}")
+    if str(preset) not in ("auto", *PRESETS):
+        raise ValueError(f"preset={preset}: expected auto, {', '.join(PRESETS)}")
     modules = import_engine(Path(sys.path[0]).resolve(), stand_ins)
-    calls = detect(modules) if preset == "auto" else PRESETS[preset]
+    calls = detect(modules) if preset == "auto" else PRESETS[str(preset)]
     known = version or next((f"as of {p}" for p in PRESETS if PRESETS[p] == calls), "in between")
     door = Blocks if modules.scheduler is None else Core
     engine = door(modules, calls, known)
