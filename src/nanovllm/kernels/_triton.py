@@ -16,7 +16,7 @@ except ImportError:
 
 __all__ = ["cdiv", "jit", "next_power_of_2", "tl"]
 
-_VARYING = ("batch", "num_rows", "num_splits")
+_VARYING = ("batch", "num_rows", "num_splits", "table_stride")
 """Arguments that change from step to step: no kernel is compiled anew for some of their values."""
 
 
