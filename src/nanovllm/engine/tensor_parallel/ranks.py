@@ -95,7 +95,8 @@ class Ranks:
                         self._give_up(how_it_ended(member))
             if not ready:
                 break
-        for rank, report in reports.items():
+        if reports and self.fault is None:
+            rank, report = next(iter(reports.items()))
             logger.error("rank %d failed:\n%s", rank, report.traceback)
             self._give_up(f"rank {rank}: {report.cause}")
 
