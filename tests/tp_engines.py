@@ -1,14 +1,16 @@
 """Engines of several ranks for tests: fast to start, and looked at from outside."""
 
+import atexit
 import multiprocessing
 import os
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-from nanovllm import LLM
+from nanovllm import LLM, SamplingParams
 from nanovllm.engine.tensor_parallel import start
 from nanovllm.engine.tensor_parallel.ranks import Ranks
 
@@ -46,6 +48,15 @@ def ranks_of(llm: LLM) -> Ranks:
 def pids(llm: LLM) -> list[int]:
     """Of the processes of ranks 1 and up."""
     return [member.process.pid for member in ranks_of(llm)._members.values()]
+
+
+def forgetful(channel: Connection, checkpoint: Path) -> None:
+    """A program that closes nothing; it tells whether its ranks have ended when it has."""
+    llm = LLM(checkpoint, tensor_parallel_size=2, num_kvcache_blocks=50)
+    llm.generate([1], SamplingParams(max_tokens=2), use_tqdm=False)
+    numbers = pids(llm)
+    atexit._run_exitfuncs()  # of itself a forked process does not
+    channel.send((hasattr(llm.model_runner, "model"), [*map(is_running, numbers)]))
 
 
 def is_running(pid: int) -> bool:

@@ -155,15 +155,18 @@ def test_an_odd_vocabulary_gives_the_tokens_of_one_rank(
 
 
 @pytest.mark.spec("TP-2")
-def test_ranks_size_their_caches_alike(small: Path) -> None:
-    """The memory of the second GPU is partly taken by somebody else."""
-    taken = torch.empty(8 << 30, dtype=torch.uint8, device="cuda:1")
-    options = {"num_kvcache_blocks": None, "gpu_memory_utilization": 0.9, "max_num_seqs": 2**15}
-    with open_llm(small, max_num_batched_tokens=2**15, enforce_eager=True, **options) as llm:
+def test_both_ranks_have_the_blocks_of_the_fuller_gpu(small: Path) -> None:
+    """Somebody else has all but 4 GiB of the second one; the first could hold every sequence."""
+    free, _ = torch.cuda.mem_get_info(1)
+    taken = torch.empty(free - (4 << 30), dtype=torch.uint8, device="cuda:1")
+    options = {"max_num_seqs": 2**13, "max_num_batched_tokens": 2**13, "enforce_eager": True}
+    with open_llm(small, num_kvcache_blocks=None, **options) as llm:
         first, second = llm.model_runner.rank_infos
-        assert first.num_blocks == second.num_blocks == llm.stats().num_blocks
         assert (first.device, second.device) == ("cuda:0", "cuda:1")
+        assert first.num_blocks == second.num_blocks == llm.stats().num_blocks
+        assert first.num_blocks < 2**13 * llm.model_runner.max_blocks_per_seq
     del taken
+    torch.cuda.empty_cache()
 
 
 @pytest.mark.spec("TP-4")

@@ -1,5 +1,6 @@
 """A rank that is lost ends the engine with the cause, soon, and leaves nothing behind (TP-4)."""
 
+import multiprocessing
 import os
 import signal
 import socket
@@ -12,7 +13,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tp_engines import is_running, listening_ports, pids, ranks_of, wait_for_end, wait_for_fault
+from tp_engines import (
+    forgetful,
+    is_running,
+    listening_ports,
+    pids,
+    ranks_of,
+    wait_for_end,
+    wait_for_fault,
+)
 from tp_faults import Fault, build_faulty
 
 from nanovllm import LLM, SamplingParams
@@ -228,6 +237,17 @@ def test_ctrl_c_for_all_ends_the_call_and_the_death_of_the_parent_ends_all(
     with within_limit():
         process.kill()
         assert wait_for_end(ranks, LIMIT)
+
+
+def test_the_end_of_a_program_closes_what_it_left_open(checkpoint: Path) -> None:
+    """The runner first, then the ranks."""
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=forgetful, args=(theirs, checkpoint))
+    process.start()
+    assert ours.recv() == (False, [False])
+    process.join(LIMIT)
+    assert process.exitcode == 0
 
 
 def test_a_taken_port_disturbs_nobody(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

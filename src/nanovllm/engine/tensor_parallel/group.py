@@ -59,7 +59,7 @@ class RankGroup:
     def abort(self) -> threading.Thread:
         """Break what is under way, for which another thread may be waiting.
 
-        In a thread, since with NCCL it may take until no CUDA graph refers to the group any more.
+        In a thread, since NCCL (2.26 and later) waits until no CUDA graph refers to the group.
         """
         thread = threading.Thread(target=self._backend.abort, daemon=True)
         thread.start()

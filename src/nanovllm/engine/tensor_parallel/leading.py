@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import weakref
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +24,9 @@ class Leading(ModelRunner):
         super().__init__(*args)
         self._leads = True
         self._end_ranks = weakref.finalize(self, ranks.close)
+        # Before that, at the end of the program: graphs have to be gone when NCCL's group ends.
+        self._at_exit = partial(close_if_alive, weakref.ref(self))
+        atexit.register(self._at_exit)
 
     def told(self, method: str, *args: object) -> AbstractContextManager[None]:
         """All other ranks call `method`, as this one does in the block."""
@@ -36,8 +41,15 @@ class Leading(ModelRunner):
         return [self.rank_info, *(self.ranks.infos[rank] for rank in sorted(self.ranks.infos))]
 
     def close(self) -> None:
+        atexit.unregister(self._at_exit)
         super().close()
         self._end_ranks()
+
+
+def close_if_alive(runner: weakref.ref[Leading]) -> None:
+    alive = runner()
+    if alive is not None:
+        alive.close()
 
 
 class LeadingRunner(Leading):
