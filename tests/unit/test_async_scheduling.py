@@ -1,5 +1,6 @@
 """One step ahead or not: the same tokens, texts, reasons, and nothing lost."""
 
+import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from tiny_models import make_checkpoint
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.config import Config
+from nanovllm.conformance.log import check_log
+from nanovllm.conformance.verdicts import Outcome
 from nanovllm.layers.torch_attention import TorchBackend
 from nanovllm.models.model_config import ModelConfig
 from nanovllm.outputs import RequestOutput
@@ -179,3 +182,19 @@ def test_the_host_is_a_step_behind(checkpoint: Path) -> None:
         llm.add_request("abc", params)
         llm.step()
         assert len(llm.scheduler.in_flight) == 1
+
+
+@pytest.mark.spec("BLK-8", "KV-5", "PFX-4", "SCH-12d")
+@pytest.mark.parametrize("policy", ["prefill_first", "mixed"])
+def test_its_log_passes_the_suite(checkpoint: Path, tmp_path: Path, policy: str) -> None:
+    """Every slot that a row reads holds what its request wrote, planned ahead or not."""
+    rng = random.Random(1)
+    work = [random_request(rng) for _ in range(16)]
+    tight = {"num_kvcache_blocks": 16, "max_num_batched_tokens": 8, "scheduling_policy": policy}
+    with ahead():
+        run(checkpoint, work, trace=tmp_path / "log.jsonl", **tight)
+    log = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert json.loads(log[0])["hello"]["ahead"] == 1
+    verdicts = check_log(log)
+    assert not [v for v in verdicts if v.outcome is not Outcome.PASS]
+    assert sum(v.evaluations for v in verdicts) > 1000

@@ -142,6 +142,7 @@ def _hello(config: SchedulerConfig) -> dict[str, Any]:
         "version": version("nanovllm"),
         "doors": ["core"],
         "capabilities": [*CAPABILITIES, *caches],
+        "ahead": config.max_steps_in_flight - 1,
     }
 
 
