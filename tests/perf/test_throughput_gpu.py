@@ -15,15 +15,16 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from nanovllm import LLM
 from nanovllm.bench.machine import machine_info
-from nanovllm.bench.profiles import run_throughput, warm_up
+from nanovllm.bench.profiles import ThroughputRun, run_throughput, warm_up
 from nanovllm.bench.roofline import measure_rates
 from nanovllm.bench.workload import MAX_LEN, offline_workload
 
 pytestmark = pytest.mark.gpu
 
 MIN_ROOFLINE_SHARE = 0.60
-# Output tokens a second at seed 0, for devices that were measured; the share holds on all.
-FLOORS = {"NVIDIA H200": 21_700}
+# Output tokens a second at seed 0, for devices that were measured, less 5 %; the share holds on all.
+FLOORS = {"NVIDIA H200": 24_700}
+ROUNDS = 3
 
 START = """
 import json, sys, time
@@ -44,7 +45,9 @@ def test_throughput_is_a_share_of_the_roofline(qwen3: Path, benchmark: Benchmark
         warm_up(llm, MAX_LEN)
         rates = measure_rates(llm.model_runner.device, llm.model_runner.dtype)
         work = offline_workload(seed=0)
-        run = benchmark.pedantic(run_throughput, (llm, work, 0, rates), rounds=1)
+        runs: list[ThroughputRun] = []
+        benchmark.pedantic(lambda: runs.append(run_throughput(llm, work, 0, rates)), rounds=ROUNDS)
+    run = sorted(runs, key=lambda run: run.tokens_per_second)[ROUNDS // 2]
     share = run.roofline_share
     benchmark.extra_info |= machine_info() | {
         "tokens_per_second": round(run.tokens_per_second),
