@@ -133,7 +133,7 @@ class Caching(ReferenceCore):
 @pytest.mark.spec("PFX-12")
 def test_a_prefix_cache_that_cannot_be_turned_off_is_a_problem() -> None:
     (problem,) = examine(local_door(Caching())).problems
-    assert "in a world with prefix_cache=False a prompt was found cached" in str(problem)
+    assert "with prefix_cache=False in the world, a prompt was cached" in str(problem)
 
 
 class Idle(ReferenceCore):

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from nanovllm.conformance.protocol import (
@@ -17,6 +18,7 @@ from nanovllm.conformance.protocol import (
     RequestId,
     RequestOptions,
     Row,
+    Unsupported,
     World,
 )
 
@@ -109,10 +111,11 @@ def probe_prefix_cache(door: CoreDoor) -> None:
     run(door, 0, (1, 2, 3, 4, 5))
     plans, _ = run(door, 1, (1, 2, 3, 4, 5))
     expect(first_start(plans), "the same prompt, a second time, was computed from its first token")
-    door.reset(replace(WORLD, prefix_cache=False))
-    run(door, 0, (1, 2, 3, 4, 5))
-    plans, _ = run(door, 1, (1, 2, 3, 4, 5))
-    expect(not first_start(plans), "in a world with prefix_cache=False a prompt was found cached")
+    with suppress(Unsupported):  # it need not offer this world, but is not to pretend
+        door.reset(replace(WORLD, prefix_cache=False))
+        run(door, 0, (1, 2, 3, 4, 5))
+        plans, _ = run(door, 1, (1, 2, 3, 4, 5))
+        expect(not first_start(plans), "with prefix_cache=False in the world, a prompt was cached")
 
 
 def probe_salt(door: CoreDoor) -> None:

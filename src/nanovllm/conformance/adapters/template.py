@@ -42,7 +42,7 @@ class Adapter:
             max_num_seqs=world.max_num_seqs,
             max_num_batched_tokens=world.max_num_batched_tokens,
             max_model_len=world.max_model_len,
-            eos_token_ids=world.eos_token_ids,
+            eos_token_ids=world.eos_token_ids,  # none, one or several
         )
         self.numbers: dict[int, int] = {}  # id() of your object -> the suite's number
         self.alive: list[Any] = []  # your objects, so that no id() is given twice
