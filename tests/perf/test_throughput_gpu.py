@@ -22,7 +22,7 @@ from nanovllm.bench.workload import MAX_LEN, offline_workload
 pytestmark = pytest.mark.gpu
 
 MIN_ROOFLINE_SHARE = 0.60
-# Output tokens a second at seed 0, for devices that were measured, less 5 %; the share holds on all.
+# Output tokens a second at seed 0, of devices that were measured, less 5 %; the share is for all.
 FLOORS = {"NVIDIA H200": 24_700}
 ROUNDS = 3
 
