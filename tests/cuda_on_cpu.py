@@ -1,0 +1,62 @@
+"""The runner of CUDA on a CPU: kernels by their references, no graphs, and events that are past."""
+
+from types import ModuleType
+
+import pytest
+import torch
+
+from nanovllm.config import Config
+from nanovllm.engine import cuda_buffers, cuda_runner, decode_state
+from nanovllm.engine.cuda_runner import CudaModelRunner
+from nanovllm.engine.model_runner import ModelRunner
+from nanovllm.kernels.decode_inputs import decode_inputs_reference
+from nanovllm.kernels.sample import sample_reference
+from nanovllm.layers.backends import select_backend
+from nanovllm.layers.parallel import TensorParallel
+from nanovllm.models.model_config import ModelConfig
+
+
+class PastEvent:
+    """Of a device that has done everything."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, other: "PastEvent") -> float:
+        return 0.0
+
+
+def run_on_cpu(patch: pytest.MonkeyPatch) -> None:
+    """Make this process's `CudaModelRunner` one of the CPU."""
+
+    def send(array, device: torch.device) -> torch.Tensor:
+        return torch.from_numpy(array.copy())
+
+    replaced: dict[str, tuple[object, tuple[ModuleType, ...]]] = {
+        "timed_event": (PastEvent, (cuda_buffers, cuda_runner)),
+        "send": (send, (decode_state, cuda_runner)),
+        "decode_inputs": (decode_inputs_reference, (cuda_runner,)),
+        "sample": (sample_reference, (cuda_runner,)),
+    }
+    for name, (stand_in, modules) in replaced.items():
+        for module in modules:
+            patch.setattr(module, name, stand_in)
+    empty = torch.empty
+    patch.setattr(torch, "empty", lambda *a, pin_memory=False, **options: empty(*a, **options))
+    patch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+
+
+def draw_zeros(logits: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(len(logits), dtype=torch.int64)
+
+
+def build_cuda_on_cpu(
+    config: Config, model_config: ModelConfig, device: torch.device, tp: TensorParallel
+) -> ModelRunner:
+    """In place of `runners.build_runner`, in the process of another rank, which draws nonsense."""
+    patch = pytest.MonkeyPatch()
+    run_on_cpu(patch)
+    patch.setattr(cuda_runner, "sample", draw_zeros)
+    backend = select_backend(config.attention_backend, device)
+    return CudaModelRunner(config, model_config, backend, device, tp)
