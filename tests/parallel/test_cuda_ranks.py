@@ -1,10 +1,12 @@
 """What ranks on CUDA tell each other, on a CPU: seats, lengths, and rank 0's tokens."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 from cuda_on_cpu import build_cuda_on_cpu, run_on_cpu
-from tp_engines import ranks_of
+from tp_engines import pids, ranks_of, wait_for_fault
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.engine.tensor_parallel import start
@@ -73,3 +75,20 @@ def spy(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(ranks, "told", told)
     return methods
+
+
+@pytest.mark.spec("TP-4")
+def test_a_rank_is_killed_with_a_step_in_flight(checkpoint: Path, two_ranks_of_cuda) -> None:
+    """The step behind it was launched before anybody knew; its tokens do not count."""
+    with LLM(checkpoint, tensor_parallel_size=2, enforce_eager=True, num_kvcache_blocks=50) as llm:
+        requests = [llm.add_request(prompt, PARAMS[0]) for prompt in PROMPTS[:3]]
+        llm.step()
+        assert len(llm.scheduler.in_flight) == 1
+        os.kill(pids(llm)[0], signal.SIGKILL)
+        assert wait_for_fault(llm) == "rank 1 was killed by SIGKILL"
+        outputs = {output.request_id: output for output in llm.step().outputs}
+        for request in requests:
+            assert outputs[request].samples[0].error == "rank 1 was killed by SIGKILL"
+            assert len(outputs[request].token_ids) == 1
+        with pytest.raises(RuntimeError, match="this engine has failed: rank 1 was killed"):
+            llm.step()
