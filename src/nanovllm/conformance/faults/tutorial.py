@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -117,7 +118,9 @@ class SeatsOfOneStep(Scheduler):
 class NormChangesItsInput(RMSNorm):
     """The norm's casts copy nothing when the input is fp32 already, and it works in place."""
 
-    def _normalise(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+        if residual is not None:
+            return super().forward(x, residual)
         x32 = x.float()
         x32.mul_(torch.rsqrt(x32.square().mean(dim=-1, keepdim=True) + self.eps))
         return self.weight * x32.to(x.dtype)
