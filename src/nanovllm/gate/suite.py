@@ -80,8 +80,9 @@ class Suite:
             *(self.python, "-m", "pytest", self.path, f"--rootdir={tree}", "-p", PLUGIN),
             *("-q", "-p", "no:randomly", "-p", "no:cacheprovider", *options),
         ]
+        path = (str(tree / self.source), str(folder), os.environ.get("PYTHONPATH", ""))
         environment = {
-            "PYTHONPATH": os.pathsep.join((str(tree / self.source), str(folder))),
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
             "PYTHONHASHSEED": str(hash_seed),
             "OMP_NUM_THREADS": "1",
             witness.REPORT: str(report),
