@@ -4,7 +4,7 @@ import pytest
 import torch
 
 # With one device that is no reason to fail, and `make gpu` fails if a test skips.
-collect_ignore = ["test_tensor_parallel.py"] if torch.cuda.device_count() == 1 else []
+collect_ignore = ["test_two_gpus.py"] if torch.cuda.device_count() == 1 else []
 
 
 @pytest.fixture(scope="session", autouse=True)
