@@ -1,6 +1,6 @@
 """Synthetic weights must do what they are for: decide in bfloat16, and depend on the whole context.
 
-A reduced shape on the CPU; tests/gpu/test_equality.py does the same at full size.
+A reduced shape on the CPU; tests/gpu/test_equality_gpu.py does the same at full size.
 """
 
 import random

@@ -105,6 +105,9 @@ def describe(llm: LLM) -> dict[str, dict[str, Any]]:
             "max_num_seqs": config.max_num_seqs,
             "max_num_batched_tokens": config.max_num_batched_tokens,
             "scheduling_policy": config.scheduling_policy,
+            "steps_ahead": runner.steps_ahead,
+            "cuda_graphs": runner.num_graphs,
+            "cuda_graph_seconds": round(runner.graph_seconds, 2),
             "capabilities": [name for name in CAPABILITIES if name not in missing],
         },
         "versions": {"python": platform.python_version(), "nanovllm": __version__}

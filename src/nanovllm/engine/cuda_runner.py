@@ -58,6 +58,7 @@ class CudaModelRunner(ModelRunner):
         self._make_state()
         if not config.enforce_eager:
             self.graphs = self._capture(graph_batch_sizes(config.max_num_seqs))
+            self.num_graphs, self.graph_seconds = len(self.graphs.sizes), self.graphs.seconds
         # A full collection looks at every object there is, those of all imported libraries, while
         # the device waits: a quarter of a second. What is there now is here to stay.
         gc.collect()

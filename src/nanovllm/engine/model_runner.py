@@ -193,6 +193,11 @@ class ModelRunner:
     steps_ahead = 0
     """Steps that may be launched before the tokens of the one before are known."""
 
+    num_graphs = 0
+    """CUDA graphs of decode steps, which took `graph_seconds` to record."""
+
+    graph_seconds = 0.0
+
     def launch(self, step: ScheduledStep) -> PendingStep:
         """Start a step with at least one row; its tokens come later."""
         started = time.perf_counter()
