@@ -29,7 +29,7 @@ from nanovllm.conformance.variants import VARIANTS
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 ENGINES = {"reference": power.REFERENCE, **VARIANTS}
-PARTS = ("faults", "chance", "alarms", "reach", "runtime")
+PARTS = ("faults", "others", "chance", "alarms", "reach", "runtime")
 PROFILE = "ci"
 PIECE = 10
 """Seeds of one piece of work."""
@@ -52,6 +52,7 @@ def pieces(options: argparse.Namespace) -> Iterator[Piece]:
     drawn = [fault.name for fault in faults if fault.door == "core"]
     yield Piece("runtime", "reference", 0)
     yield from (Piece("faults", fault.name, 0) for fault in faults)
+    yield from (Piece("others", fault.name, 0) for fault in faults if fault.door != "unit")
     yield from (Piece("reach", "reference", i) for i in range(0, options.seeds, PIECE))
     yield from (Piece("chance", f, i) for i in range(0, options.seeds, PIECE) for f in drawn)
     yield from (Piece("alarms", e, i) for i in range(0, runs, PIECE) for e in ENGINES)
@@ -64,6 +65,8 @@ def do(piece: Piece) -> Any:
         case "faults":
             trial = power.try_fault(FAULTS[piece.name], profile=PROFILE, seed=0, tests=TESTS)
             return asdict(trial)
+        case "others":
+            return sorted(power.also_convicted(FAULTS[piece.name], PROFILE, 0))
         case "chance":
             return [power.is_drawn(FAULTS[piece.name], PROFILE, seed) for seed in seeds]
         case "alarms":

@@ -45,8 +45,14 @@ def test_the_reference_reaches_every_situation() -> None:
 
 
 def test_a_trial_says_who_convicts_a_fault_and_in_how_many_operations() -> None:
-    trial = power.try_fault(FAULTS["idle-is-an-assertion"], profile="dev", seed=0, tests=TESTS)
+    fault = FAULTS["idle-is-an-assertion"]
+    trial = power.try_fault(fault, profile="dev", seed=0, tests=TESTS)
     assert trial.by == ("scenarios", "machine")
     assert trial.own is not None
     assert trial.own.operations <= 2
-    assert trial.others == ()
+
+
+def test_what_a_fault_breaks_besides_is_told() -> None:
+    also = power.also_convicted(FAULTS["only-prompts-are-published"], "dev", 0)
+    assert also & {"PFX-11", "PFX-15"}
+    assert not also & power.needed("PFX-16")

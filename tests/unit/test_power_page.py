@@ -13,13 +13,12 @@ from nanovllm.conformance.power_page import BEGIN, END, failures, page, put
 FAULT = FAULTS["map-only-grows"]
 
 
-def trial(by: list[str], others: list[str]) -> dict[str, Any]:
+def trial(by: list[str]) -> dict[str, Any]:
     own = {"spec_id": FAULT.convicts, "operations": 3, "message": "one entry too many"}
     return {
         "fault": FAULT.name,
         "convicts": FAULT.convicts,
         "own": own if by else None,
-        "others": others,
         "by": by,
         "seconds": 2.0,
     }
@@ -27,7 +26,8 @@ def trial(by: list[str], others: list[str]) -> dict[str, Any]:
 
 def measured(by: list[str], drawn: list[bool], alarms: list[dict[str, Any]]) -> Any:
     return {
-        ("faults", FAULT.name, 0): trial(by, ["PFX-3"]),
+        ("faults", FAULT.name, 0): trial(by),
+        ("others", FAULT.name, 0): ["PFX-3"],
         ("chance", FAULT.name, 0): drawn[:10],
         ("chance", FAULT.name, 10): drawn[10:],
         ("alarms", "reference", 0): {"examples": 1000, "found": alarms},
@@ -56,11 +56,9 @@ def test_a_fault_that_nobody_convicts_is_told() -> None:
 
 
 def test_a_requirement_that_is_blocked_is_told() -> None:
-    fault = FAULTS["only-prompts-are-published"]
-    result = measured(["scenarios"], ALL, [])
-    own = trial(["scenarios"], ["PFX-8"]) | {"fault": fault.name, "convicts": "PFX-16"}
-    result["faults", fault.name, 0] = own
-    assert failures(result) == [f"{fault.name} is hidden by what its requirement needs"]
+    result = {("others", "only-prompts-are-published", 0): ["PFX-8"]}
+    hidden = "only-prompts-are-published is hidden by what its requirement needs"
+    assert failures(result) == [hidden]
 
 
 def test_false_alarms_are_told() -> None:

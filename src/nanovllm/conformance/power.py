@@ -69,52 +69,55 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A fault before all that can see it, the state machine with one seed.
+    """A fault before a run that looks for its own requirement alone.
 
     Attributes:
-        own: the shortest story that convicts it on its own requirement, if any does.
-        others: requirements that convict it too.
-        by: which parts convict it on its own: `scenarios`, `machine`, `unit tests`.
-        seconds: of processor time for a run that looks for its own requirement alone.
+        own: the shortest story that convicts it, if any does.
+        by: which parts convict it: `scenarios`, `machine`, `unit tests`.
+        seconds: of processor time.
     """
 
     fault: str
     convicts: str
     own: Finding | None
-    others: tuple[str, ...]
     by: tuple[str, ...]
     seconds: float
 
 
 def try_fault(fault: Fault, *, profile: str, seed: int, tests: Path) -> Trial:
-    """Everything once; `tests` is the folder of the suite's own unit tests.
+    """What a run finds; `tests` is the folder of the suite's own unit tests.
 
     Raises:
         RuntimeError: unit tests could not be run.
     """
-    if fault.door == "unit":
-        return _try_unit_tests(fault, tests)
     begin = time.process_time()
-    found = {"scenarios": scenario_findings(fault, {fault.convicts})}
+    found: dict[str, list[Finding]] = {}
+    if fault.door == "unit":
+        convicted = unit_test_convictions([fault], tests)
+        found["unit tests"] = [Finding(fault.convicts, 1, "")] if convicted else []
+    else:
+        found["scenarios"] = scenario_findings(fault, {fault.convicts})
     if fault.door == "core":
         found["machine"] = machine_findings(fault, profile, seed, {fault.convicts})
     seconds = time.process_time() - begin
-    found["scenarios"] += scenario_findings(fault)
-    others = {f.spec_id for findings in found.values() for f in findings}
-    if fault.door == "core":
-        others |= machine_convictions(fault, profile, seed)
     own = {
         part: [finding for finding in findings if finding.spec_id == fault.convicts]
         for part, findings in found.items()
     }
-    return Trial(
-        fault.name,
-        fault.convicts,
-        min(chain(*own.values()), key=lambda finding: finding.operations, default=None),
-        tuple(sorted(others - {fault.convicts})),
-        tuple(part for part, findings in own.items() if findings),
-        seconds,
-    )
+    shortest = min(chain(*own.values()), key=lambda finding: finding.operations, default=None)
+    by = tuple(part for part, findings in own.items() if findings)
+    return Trial(fault.name, fault.convicts, shortest, by, seconds)
+
+
+def also_convicted(fault: Fault, profile: str, seed: int) -> set[str]:
+    """The other requirements on which a run convicts a fault."""
+    others = {finding.spec_id for finding in _find_by_scenarios(fault, None)}
+    if fault.door == "core":
+        with fault.make() as door:
+            hello = door.hello()
+            examples = [*recorded(), *all_drawn(hello, profile, seed)]
+            others |= examine(door, hello, examples, _musts()).failures.keys()
+    return others - {fault.convicts}
 
 
 def scenario_findings(
@@ -161,14 +164,6 @@ def machine_findings(
     ] + [Finding(HARNESS, 0, error) for error in sorted(errors)]
 
 
-def machine_convictions(planting: Planting, profile: str, seed: int) -> set[str]:
-    """The requirements alone that `machine_findings` tells of; much faster."""
-    with planting.make() as door:
-        hello = door.hello()
-        examples = [*recorded(), *all_drawn(hello, profile, seed)]
-        return set(examine(door, hello, examples, _musts()).failures)
-
-
 def is_convicted(fault: Fault, profile: str, seed: int) -> bool:
     """Whether a run convicts a fault on its own requirement; ends as soon as it does."""
     own = {fault.convicts}
@@ -200,15 +195,6 @@ def _finding(violation: Violation, story: int) -> Finding:
 @cache
 def _musts() -> frozenset[str]:
     return frozenset(r.id for r in load_registry().values() if r.level == "must")
-
-
-def _try_unit_tests(fault: Fault, tests: Path) -> Trial:
-    begin = time.perf_counter()
-    convicted = fault.name in unit_test_convictions([fault], tests)
-    seconds = time.perf_counter() - begin
-    own = Finding(fault.convicts, 1, "") if convicted else None
-    by = ("unit tests",) if convicted else ()
-    return Trial(fault.name, fault.convicts, own, (), by, seconds)
 
 
 def unit_test_convictions(faults: Iterable[Fault], tests: Path) -> set[str]:

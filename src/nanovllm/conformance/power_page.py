@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from nanovllm.conformance.faults import FAULTS
+from nanovllm.conformance.faults import FAULTS, Fault
 from nanovllm.conformance.power import SITUATIONS, needed, without_fault
 from nanovllm.conformance.runner import PROFILES
 from nanovllm.conformance.variants import VARIANTS
@@ -48,9 +48,17 @@ class Power:
         drawn = self.drawn(trial["fault"])
         return sum(drawn) / len(drawn) if drawn else float(bool(trial["own"]))
 
+    def others(self, fault: str) -> list[str] | None:
+        """Other requirements that convict it; None if nobody has looked."""
+        return next(self._results("others", fault), None)
+
     def hidden(self) -> list[str]:
         """Faults that also fail what their own requirement needs, so that it is `blocked`."""
-        return [t["fault"] for t in self.trials if needed(t["convicts"]) & set(t["others"])]
+        return [
+            fault.name
+            for fault in FAULTS.values()
+            if needed(fault.convicts).intersection(self.others(fault.name) or ())
+        ]
 
     def alarms(self, engine: str) -> list[str]:
         results = self._results("alarms", engine)
@@ -159,8 +167,15 @@ def _faults(power: Power) -> Iterator[str]:
         alone = f"{sum(drawn) / len(drawn):.2f}" if drawn else ""
         story = t["own"]["operations"] if t["own"] and _has_story(t) else ""
         cells = f"{fault.door} | {power.p(t):.2f} | {alone} | {story}"
-        by, others = ", ".join(t["by"]) or "nobody", ", ".join(t["others"])
-        yield f"| {fault.convicts} | {fault.name}: {fault.text} | {cells} | {by} | {others} |"
+        by, also = ", ".join(t["by"]) or "nobody", _also(power, fault)
+        yield f"| {fault.convicts} | {fault.name}: {fault.text} | {cells} | {by} | {also} |"
+
+
+def _also(power: Power, fault: Fault) -> str:
+    others = power.others(fault.name)
+    if others is None:
+        return "" if fault.door == "unit" else "not measured"
+    return ", ".join(others)
 
 
 def _alarms(power: Power) -> Iterator[str]:
