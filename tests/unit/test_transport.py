@@ -82,8 +82,8 @@ def test_silence_is_a_fault_and_kills_the_children_too(door: RemoteDoor) -> None
 def test_the_first_call_has_time_to_start_a_program(door: RemoteDoor) -> None:
     door.timeout_s, door.slow_timeout_s = 1e-9, 30.0
     door.reset(WORLD)
-    with pytest.raises(EngineFault, match="lookup: no answer"):
-        door.lookup(())
+    with pytest.raises(EngineFault, match="pool: no answer"):
+        door.pool()
 
 
 def test_a_line_longer_than_the_pipe_arrives_whole(door: RemoteDoor) -> None:
