@@ -111,6 +111,7 @@ class Config:
         enable_prefix_caching: share the KV of equal prefixes between requests.
         scheduling_policy, max_consecutive_prefills: see `SchedulerConfig`.
         tensor_parallel_size: ranks that share each layer.
+        data_parallel_size: engines that share the requests, each with all of the options above.
         attention_backend: `torch` runs everywhere; `triton` and `flash_attn` need CUDA. `auto` is
             `triton` on CUDA and `torch` elsewhere.
         enforce_eager: never use CUDA graphs.
@@ -137,6 +138,7 @@ class Config:
     scheduling_policy: Policy = "prefill_first"
     max_consecutive_prefills: int = 8
     tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
     attention_backend: Literal["auto", "torch", "triton", "flash_attn"] = "auto"
     enforce_eager: bool = False
     async_scheduling: bool = True
@@ -153,6 +155,7 @@ class Config:
             "max_num_seqs",
             "max_consecutive_prefills",
             "tensor_parallel_size",
+            "data_parallel_size",
         ):
             _check_positive(name, getattr(self, name))
         for name in ("max_model_len", "kvcache_block_size", "num_kvcache_blocks"):
@@ -173,6 +176,11 @@ class Config:
             raise ValueError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below "
                 f"max_num_seqs={self.max_num_seqs}: a decode step could not serve every sequence"
+            )
+        if self.trace is not None and self.data_parallel_size > 1:
+            raise ValueError(
+                f"trace={str(self.trace)!r} is the log of one engine, "
+                f"not of data_parallel_size={self.data_parallel_size}"
             )
         _check_choice("scheduling_policy", self.scheduling_policy, get_args(Policy))
         _check_choice(

@@ -102,16 +102,17 @@ class Job:
     def run(self, llm: LLM, window: int | None = None) -> Generator[Record, None, None]:
         """Compute what is missing; yields each record once it is written.
 
-        Lines are read as the engine takes them: it holds at most twice its `max_num_seqs`. And at
-        most `window` lines, 16 times `max_num_seqs` if not given, are read but not yet written, so
-        that the engine stays full while many results wait for a long one before them.
+        Lines are read as the engine takes them: it holds at most twice the sequences that can run
+        at once. And at most `window` lines, 16 times these if not given, are read but not yet
+        written, so that the engine stays full while many results wait for a long one before them.
 
         Raises ValueError if the engine has requests of its own.
         """
         if not llm.is_finished():
             raise ValueError("the engine of a job must not have other requests")
-        queue = 2 * llm.config.max_num_seqs
-        window = window or 16 * llm.config.max_num_seqs
+        num_seats = llm.config.max_num_seqs * llm.config.data_parallel_size
+        queue = 2 * num_seats
+        window = window or 16 * num_seats
         pending: deque[_Entry] = deque()
         live: dict[int, _Entry] = {}
         self._journal.truncate()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Self
 
@@ -27,7 +28,16 @@ class LLM(LLMEngine):
     >>> from nanovllm import LLM, SamplingParams
     >>> with LLM() as llm:
     ...     outputs = llm.generate("In the beginning", SamplingParams(temperature=0))
+
+    `LLM(..., data_parallel_size=n)` is a `DataParallelLLM` if n > 1, as a `Path` is a `PosixPath`.
     """
+
+    def __new__(cls, model: str | Path | None = None, **options: Any) -> Self:
+        if cls is LLM and options.get("data_parallel_size", 1) != 1:
+            from nanovllm.data_parallel.llm import DataParallelLLM
+
+            return super().__new__(DataParallelLLM)  # type: ignore[return-value]
+        return super().__new__(cls)
 
     def generate(
         self, prompts: Prompts, sampling_params: Params = None, use_tqdm: bool = True
@@ -37,7 +47,7 @@ class LLM(LLMEngine):
         All prompts are validated first; if any is bad, a ValueError names every bad index and
         nothing is added (API-6). Requests that others added run along, and stay theirs (API-4).
         """
-        with self._claim(_as_list(prompts), sampling_params) as requests:
+        with self._claim(as_list(prompts), sampling_params) as requests:
             with _Progress(requests, self, disable=not use_tqdm) as progress:
                 for request in requests:
                     while not request.is_finished:
@@ -85,7 +95,7 @@ class LLM(LLMEngine):
         A sample's pieces concatenate to its final text, and its last piece has the finish reason.
         Closing the iterator aborts what is not finished. Prompts are validated at once.
         """
-        prompt_list = _as_list(prompts)
+        prompt_list = as_list(prompts)
         self._validate_all(prompt_list, sampling_params)
         return self._stream(prompt_list, sampling_params)
 
@@ -212,7 +222,7 @@ class _Progress:
         return round(self.tokens[phase] / self.seconds[phase]) if self.tokens[phase] else 0
 
 
-def _as_list(prompts: Prompts) -> list[Prompt]:
+def as_list(prompts: Prompts) -> list[Prompt]:
     """A text or one list of token ids is one prompt."""
     if isinstance(prompts, str):
         return [prompts]

@@ -13,7 +13,7 @@ from cli_door import GREEDY, GREEDY_ARGS, POOL, POOL_ARGS, interrupt_after, invo
 
 from nanovllm import LLM, SamplingParams, StreamChunk
 from nanovllm.cli.generate import SamplePrinter
-from nanovllm.cli.options import EngineOptions, SampleOptions, SamplingOptions
+from nanovllm.cli.options import EngineOptions, JobOptions, SampleOptions, SamplingOptions
 from nanovllm.config import Config
 
 
@@ -125,7 +125,9 @@ def defaults(group: Any) -> dict[str, Any]:
 def test_every_option_of_the_library_is_there_with_its_default() -> None:
     engine = defaults(Config)
     del engine["seed"]
+    of_jobs_only = {"data_parallel_size": engine.pop("data_parallel_size")}
     assert defaults(EngineOptions) == engine
+    assert defaults(JobOptions).items() >= of_jobs_only.items()
     sampling = SamplingOptions().as_params() | defaults(SampleOptions)
     assert SamplingParams(**sampling | {"max_tokens": 64}) == SamplingParams()
     assert sampling.keys() | {"seed", "stop", "stop_token_ids"} == defaults(SamplingParams).keys()
@@ -195,6 +197,7 @@ def dashed(name: str) -> str:
         (["generate", "x", "-i", __file__, "-o", "y"], "give either a PROMPT"),
         (["generate", "-i", __file__], "--input and --output go together"),
         (["generate", "x", "--overwrite"], "--input and --output go together"),
+        (["generate", "x", "--data-parallel-size", "2"], "goes with --input and --output"),
         (["generate", "-i", "no-such-file", "-o", "y"], "does not exist"),
         (["generate", "x", "--top-p", "3"], "top_p must be in (0.0, 1.0], got 3.0"),
         (["generate", "x", "--top-p", "three"], "--top-p"),

@@ -30,6 +30,8 @@ def test_unknown_option_lists_the_valid_ones(checkpoint: Path) -> None:
         ({"kvcache_block_size": 0}, ["kvcache_block_size", "0"]),
         ({"num_kvcache_blocks": 0}, ["num_kvcache_blocks", "0"]),
         ({"tensor_parallel_size": 0}, ["tensor_parallel_size", "0"]),
+        ({"data_parallel_size": 0}, ["data_parallel_size", "0"]),
+        ({"data_parallel_size": 2, "trace": "t.jsonl"}, ["t.jsonl", "data_parallel_size=2"]),
         ({"scheduling_policy": "random"}, ["random", "prefill_first", "mixed"]),
         ({"device": "tpu"}, ["tpu", "cuda"]),
         ({"kvcache_memory_gb": 0}, ["kvcache_memory_gb"]),
@@ -46,6 +48,7 @@ def test_bad_options_are_refused_with_their_values(checkpoint: Path, options, wo
 def test_options_of_the_wrong_type(checkpoint: Path) -> None:
     for name, values in {
         "max_num_seqs": ("8", 8.0, True),
+        "data_parallel_size": ("2", 2.0, True),
         "enable_prefix_caching": ("no", 0, None),
         "enforce_eager": ("maybe",),
         "gpu_memory_utilization": ("0.5", True),

@@ -33,7 +33,7 @@ def run_job(
     with job:
         num_resumed = job.num_recorded
         if not job.is_complete:
-            with open_engine(engine) as llm:
+            with open_engine(engine, data_parallel_size=options.data_parallel_size) as llm:
                 _work(job, llm, source)
     if as_json:
         account = {

@@ -47,6 +47,9 @@ class JobOptions:
             dir_okay=False,
         ),
     ] = None
+    data_parallel_size: Annotated[
+        int, _job("Engines that share the job, through Ray; on CUDA a GPU each, times the ranks.")
+    ] = 1
     overwrite: Annotated[bool, _job("Start anew, whatever is in --output.", "--overwrite")] = False
 
     @property
@@ -56,6 +59,8 @@ class JobOptions:
             return self.source, self.target
         if self.source is not None or self.target is not None or self.overwrite:
             raise ValueError("--input and --output go together")
+        if self.data_parallel_size != 1:
+            raise ValueError("--data-parallel-size goes with --input and --output")
         return None
 
 

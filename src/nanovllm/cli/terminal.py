@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -46,9 +46,9 @@ def usage_errors() -> Iterator[None]:
         raise typer.Exit(ExitCode.USAGE) from error
 
 
-def open_engine(options: EngineOptions) -> LLM:
-    """The engine of these options, ready to run."""
+def open_engine(options: EngineOptions, **others: Any) -> LLM:
+    """The engine of these options, ready to run; `others` are fields of `Config`, too."""
     with usage_errors(), stderr().status("loading the model"):
         from nanovllm.llm import LLM  # imports for seconds, which --help and bad usage need not
 
-        return LLM(**asdict(options))
+        return LLM(**asdict(options), **others)

@@ -110,8 +110,11 @@ class LLMEngine:
             self._require_tokenizer("a stop string")
         self._check_vocabulary("stop_token_ids", params.stop_token_ids)
         token_ids = self.encode(prompt)
-        self.scheduler.validate(len(token_ids), params)
+        self._max_output_tokens(len(token_ids), params)
         return token_ids
+
+    def _max_output_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
+        return self.scheduler.validate(num_prompt_tokens, params)
 
     def add_request(
         self,
@@ -126,10 +129,7 @@ class LLMEngine:
         """
         params = sampling_params or SamplingParams()
         token_ids = self.validate(prompt, params)
-        if cache_salt is not None:
-            if not isinstance(cache_salt, str):
-                raise TypeError(f"cache_salt must be a string, got {cache_salt!r}")
-            _check_unicode("cache_salt", cache_salt)
+        check_salt(cache_salt)
         text = prompt if isinstance(prompt, str) else None
         return self._enqueue(text, token_ids, params, cache_salt).request_id
 
@@ -338,6 +338,15 @@ class LLMEngine:
         if self.tokenizer is None:
             raise ValueError(f"{what} needs a tokenizer; this engine was made with skip_tokenizer")
         return self.tokenizer
+
+
+def check_salt(cache_salt: object) -> None:
+    """Raises TypeError or ValueError for a salt that is neither None nor Unicode text."""
+    if cache_salt is None:
+        return
+    if not isinstance(cache_salt, str):
+        raise TypeError(f"cache_salt must be a string, got {cache_salt!r}")
+    _check_unicode("cache_salt", cache_salt)
 
 
 def _check_unicode(what: str, text: str) -> None:

@@ -14,6 +14,11 @@ def make_runner(config: Config, model_config: ModelConfig) -> ModelRunner:
 
     Raises ValueError if the device or the backend's package is not to be had.
     """
+    if config.data_parallel_size > 1:
+        raise ValueError(
+            f"data_parallel_size={config.data_parallel_size} engines are made by `LLM` itself, "
+            "not by a class derived from it"
+        )
     if config.tensor_parallel_size == 1:
         return build_runner(config, model_config, resolve_device(config.device), TensorParallel())
     from nanovllm.engine.tensor_parallel.start import start_ranks
