@@ -36,7 +36,7 @@ property: $(READY)  ## generated tests of the scheduler and the blocks
 equality: $(READY)  ## token for token against HF transformers
 	$(PYTEST) -m equality
 
-parallel: $(READY)  ## tensor parallelism: a process per rank, and what happens if one dies
+parallel: $(READY)  ## ranks and engines with a process each, and what happens if one dies
 	$(PYTEST) -m parallel
 
 perf: $(READY)  ## speed, as ratios within one run
