@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from nanovllm.models.model_config import ModelConfig
 from nanovllm.outputs import RequestOutput
 
 ALPHABET = "abc"
+LETTERS = list("efghijklmnopqrstuvwxyz")
 SIZES = {"kvcache_block_size": 4, "max_model_len": 64, "max_num_seqs": 4, "seed": 0}
 
 
@@ -53,7 +55,9 @@ def random_request(rng: random.Random) -> tuple[str, SamplingParams]:
         {},
         {},
         {"temperature": 0.0},
-        {"stop": list("efghijklmnopqrstuvwxyz")},
+        {"stop": LETTERS},
+        {"stop": LETTERS, "logprobs": 1},
+        {"stop": LETTERS, "repetition_penalty": 1.3},
         {"n": 2},
         {"top_k": 5},
         {"repetition_penalty": 1.3},
@@ -124,6 +128,24 @@ def test_blocks_that_run_short_with_a_step_in_flight_preempt_after_it(checkpoint
             llm.generate([p for p, _ in work], params, use_tqdm=False)
             assert llm.stats().num_preemptions > 0
         assert run(checkpoint, work, **tight) == run(checkpoint, work, num_kvcache_blocks=64)
+
+
+@pytest.mark.spec("SCH-12c", "SMP-6", "SMP-7")
+@pytest.mark.parametrize("extra", [{"logprobs": 1}, {"repetition_penalty": 1.2}, {"top_k": 9}])
+def test_a_stop_that_is_known_only_when_the_next_step_is_planned(
+    checkpoint: Path, extra: dict[str, Any]
+) -> None:
+    """The host draws for the step of a row whose request has ended meanwhile."""
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, **extra)
+    plain = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    ((tokens, *_),) = run(checkpoint, [("abc", params)])[0]
+    third = next(i for i, token in enumerate(tokens) if i >= 2 and token not in tokens[:i])
+    stopped = replace(params, stop_token_ids=(tokens[third],))
+    work = [("abc", stopped), ("cab", plain)]
+    expected = run(checkpoint, work)
+    assert expected[0][0][0] == tokens[: third + 1]
+    with ahead():
+        assert run(checkpoint, work) == expected
 
 
 @pytest.mark.spec("SCH-13")

@@ -265,8 +265,8 @@ class LLMEngine:
     def _commit(self, step: ScheduledStep, result: StepResult) -> list[Sequence]:
         # A row that was planned ahead of its request's end has no use for its token.
         tokens = {s: token for s, token in result.token_ids.items() if s in self._live}
-        for seq_id, logprobs in result.logprobs.items():
-            self._sample(seq_id).logprobs.append(logprobs)
+        for seq_id in tokens.keys() & result.logprobs.keys():
+            self._sample(seq_id).logprobs.append(result.logprobs[seq_id])
         # Text comes before the commit: a stop string is a reason to end, and wins over `length`.
         stopped = [seq_id for seq_id, token in tokens.items() if self._sample(seq_id).push(token)]
         return self.scheduler.commit(step, tokens, failed=result.failed, stopped=stopped)
