@@ -62,6 +62,7 @@ def launched(
         ours, theirs = context.Pipe()
         process = context.Process(target=_run, args=(rank, size, port, program, theirs, *args))
         process.start()
+        theirs.close()  # so that the end of the process is the end of the channel
         ranks.append(Launched(process, ours))
     try:
         yield ranks

@@ -9,10 +9,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from tp_engines import (
     forgetful,
     is_running,
@@ -25,7 +27,7 @@ from tp_engines import (
 from tp_faults import Fault, build_faulty
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.engine.tensor_parallel import start
+from nanovllm.engine.tensor_parallel import group, start
 from nanovllm.engine.tensor_parallel.ranks import RankError
 
 pytestmark = [pytest.mark.usefixtures("forked_ranks"), pytest.mark.spec("TP-4")]
@@ -159,6 +161,15 @@ def test_a_rank_is_lost_while_it_starts(
     assert_a_new_engine_starts(checkpoint, monkeypatch)
 
 
+def test_a_rank_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lost between its word that it comes and the meeting: nothing could break this wait."""
+    assert group.MEETING_TIMEOUT.total_seconds() < LIMIT
+    monkeypatch.setattr(group, "MEETING_TIMEOUT", timedelta(seconds=0.1))
+    store, _ = group.new_store()
+    with pytest.raises(RuntimeError):
+        group.make_group(store, 0, 2, torch.device("cpu"))
+
+
 def test_what_rank_0_raises_in_a_step_is_fatal_too(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +256,7 @@ def test_the_end_of_a_program_closes_what_it_left_open(checkpoint: Path) -> None
     ours, theirs = context.Pipe()
     process = context.Process(target=forgetful, args=(theirs, checkpoint))
     process.start()
+    theirs.close()
     assert ours.recv() == (False, [False])
     process.join(LIMIT)
     assert process.exitcode == 0

@@ -17,6 +17,9 @@ LOCAL_HOST = "127.0.0.1"
 STORE_TIMEOUT = timedelta(seconds=10)
 """For what the others tell in the store: they run already when a group is made."""
 
+MEETING_TIMEOUT = timedelta(seconds=8)
+"""For the others to be where rank 0 is, when they all have told that they come."""
+
 LAUNCH_TIMEOUT = timedelta(minutes=5)
 """For all ranks that are launched to meet."""
 
@@ -92,9 +95,12 @@ def launched_store() -> Store:
 
 
 def make_group(store: Store, rank: int, size: int, device: torch.device) -> RankGroup:
-    """The group of `size` ranks that meet in `store`; every rank has to call it."""
+    """The group of `size` ranks that meet in `store`; every rank has to call it, rank 0 last."""
     if device.type == "cpu":
-        gloo = torch_distributed.ProcessGroupGloo(store, rank, size, COLLECTIVE_TIMEOUT)
+        # Nothing breaks this wait if a rank is lost now. The others end with rank 0.
+        timeout = COLLECTIVE_TIMEOUT if rank else MEETING_TIMEOUT
+        gloo = torch_distributed.ProcessGroupGloo(store, rank, size, timeout)
+        gloo._set_default_timeout(COLLECTIVE_TIMEOUT)
         return RankGroup(gloo)
     torch.cuda.set_device(device)  # where NCCL and Triton launch
     # A lost peer must not take the process down, which on rank 0 is the user's.
