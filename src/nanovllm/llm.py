@@ -110,7 +110,7 @@ class LLM(LLMEngine):
             ]
             while tails:
                 self._check_open()
-                self._advance()
+                self._steps.advance()
                 for tail in tails:
                     yield from tail.take()
                 tails = [tail for tail in tails if not tail.done]
@@ -148,11 +148,11 @@ class LLM(LLMEngine):
             yield requests
         finally:
             if not self._closed:
-                self._land_all()
+                self._steps.land_all()
                 for request in requests:
                     if not request.is_finished:
                         self.abort_request(request.request_id)
-                    self._finished.pop(request.request_id, None)
+                    self._requests.finished.pop(request.request_id, None)
 
 
 class _Tail:
@@ -204,7 +204,7 @@ class _Progress:
         """One step of the engine, shown if the bar is."""
         self.engine._check_open()
         begin = perf_counter()
-        step = self.engine._advance()
+        step = self.engine._steps.advance()
         if self.bar.disable:
             return
         # A mixed step counts as prefill: the chunk is what takes its time.

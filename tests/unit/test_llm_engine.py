@@ -188,7 +188,7 @@ def test_a_tokenizer_that_fails_at_the_end_fails_one_request(
     def broken() -> str:
         raise OverflowError("half a character")
 
-    detokenizer = llm._sample(requests[1]).detokenizer
+    detokenizer = llm._requests.sample(requests[1]).detokenizer
     monkeypatch.setattr(detokenizer, "finish", broken)
     outputs = drain(llm)
     assert [outputs[r].finish_reason for r in requests] == ["length", "error", "length"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, replace
@@ -13,12 +12,11 @@ from typing import Any, Self
 
 from nanovllm.config import Config, SchedulerConfig
 from nanovllm.engine.detokenizer import Detokenizer
-from nanovllm.engine.model_runner import PendingStep, StepResult
+from nanovllm.engine.pipeline import StepPipeline
 from nanovllm.engine.request import Request, Sample
+from nanovllm.engine.request_table import RequestTable
 from nanovllm.engine.runners import make_runner
 from nanovllm.engine.scheduler import Scheduler
-from nanovllm.engine.sequence import Sequence
-from nanovllm.engine.step import ScheduledStep
 from nanovllm.engine.trace_log import TracedScheduler, TraceLog
 from nanovllm.models.model_config import ModelConfig
 from nanovllm.outputs import Stats, StepOutput
@@ -54,10 +52,8 @@ class LLMEngine:
         self.model_config = model_config
         self.model_runner = make_runner(config, model_config)
         self.scheduler = self._make_scheduler()
-        self._flights: deque[tuple[ScheduledStep, PendingStep]] = deque()
-        self._device_seconds = 0.0  # of the step that landed last
-        self._live: dict[int, Request] = {}  # by seq_id, one entry a sample
-        self._finished: dict[int, Request] = {}  # by request_id, not handed over yet
+        self._requests = RequestTable(self.scheduler)
+        self._steps = StepPipeline(self.scheduler, self.model_runner, self._requests)
         self._closed = False
 
     def _make_scheduler(self) -> Scheduler:
@@ -138,7 +134,7 @@ class LLMEngine:
     ) -> Request:
         seqs = self.scheduler.add(token_ids, params, salt=salt)
         request = Request(text, tuple(Sample(seq, self._detokenizer(seq.params)) for seq in seqs))
-        self._live.update((seq.seq_id, request) for seq in seqs)
+        self._requests.add(request)
         return request
 
     def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
@@ -150,18 +146,14 @@ class LLMEngine:
     def abort_request(self, request_id: int) -> bool:
         """End a request and all of its samples; False if it is unknown or has ended (SCH-13)."""
         self._check_open()
-        self._land_all()
-        live = [s for s, request in self._live.items() if request.request_id == request_id]
-        seqs = [self._sample(seq_id).seq for seq_id in live]
-        for seq_id in live:
-            self.scheduler.abort(seq_id)
-        self._collect([seq for seq in seqs if seq.is_finished])
-        return bool(live)
+        self._steps.land_all()
+        return self._requests.abort(request_id)
 
     def is_finished(self) -> bool:
         """Whether nothing is queued or running, and `step` has no output left to hand over."""
         self._check_open()
-        return self.scheduler.is_finished() and all(r.claimed for r in self._finished.values())
+        waiting = self._requests.finished.values()
+        return self.scheduler.is_finished() and all(request.claimed for request in waiting)
 
     # ---- steps -----------------------------------------------------------------------------
 
@@ -172,8 +164,7 @@ class LLMEngine:
         can run after it, all end, and further calls raise RuntimeError (TP-4).
         """
         self._check_open()
-        step = self._advance()
-        ready = [request_id for request_id, r in self._finished.items() if not r.claimed]
+        step = self._steps.advance()
         num_decode = sum(row.is_decode for row in step.rows)
         return StepOutput(
             kind=step.kind.value,
@@ -181,9 +172,9 @@ class LLMEngine:
             num_prefill_tokens=step.num_tokens - num_decode,
             num_decode_tokens=num_decode,
             num_preempted=len(step.preempted),
-            outputs=tuple(self._finished.pop(request_id).output() for request_id in ready),
+            outputs=self._requests.hand_over(),
             num_context_tokens=sum(row.end for row in step.rows),
-            device_seconds=self._device_seconds if step.rows else 0.0,
+            device_seconds=self._steps.device_seconds if step.rows else 0.0,
             first_tokens=tuple(
                 row.seq.seq_id
                 for row in step.rows
@@ -191,103 +182,12 @@ class LLMEngine:
             ),
         )
 
-    def _advance(self) -> ScheduledStep:
-        """Launch as many steps as may be in flight, then land the first one."""
-        self._fail_left_behind()
-        while len(self._flights) < self.scheduler.config.max_steps_in_flight:
-            step = self.scheduler.schedule()
-            self.model_runner.forget(step.preempted)
-            if not step.rows:
-                break
-            self._launch(step)
-        return self._land() if self._flights else step
-
-    def _fail_left_behind(self) -> None:
-        """Steps that were planned and not launched: an interrupt came at the wrong moment."""
-        launched = {step.step_id for step, _ in self._flights}
-        for step in self.scheduler.in_flight:
-            if step.step_id not in launched:
-                self._fail(step, "interrupted")
-
-    def _launch(self, step: ScheduledStep) -> None:
-        if self._flights and self.model_runner.needs_last_tokens(step):
-            self._land_all()
-        try:
-            pending = self.model_runner.launch(step)
-        except BaseException as error:
-            self._land_all()
-            self._fail_for(step, error)
-        else:
-            self._flights.append((step, pending))
-
-    def _land(self) -> ScheduledStep:
-        """Wait for the first step in flight, and apply its tokens."""
-        step, pending = self._flights[0]
-        try:
-            result = pending.result()
-            self._device_seconds = result.device_seconds
-            ended = self._commit(step, result)
-        except BaseException as error:
-            self._flights.popleft()
-            self._fail_for(step, error)
-        else:
-            self._flights.popleft()
-            self._collect(ended)
-        return step
-
-    def _land_all(self) -> None:
-        while self._flights:
-            self._land()
-
-    def _fail_for(self, step: ScheduledStep, error: BaseException) -> None:
-        self.model_runner.examine()
-        if self.model_runner.fault is not None:
-            self._end(self.model_runner.fault)
-        else:
-            self._fail(step, f"{type(error).__name__}: {error}".rstrip(": "))
-        if not isinstance(error, Exception):
-            raise error
-
-    def _end(self, fault: str) -> None:
-        self._flights.clear()
-        self.scheduler.fail_all(fault)
-        self._collect_ended()
-
-    def _fail(self, step: ScheduledStep, cause: str) -> None:
-        self.scheduler.fail_step(step, cause)
-        self._collect_ended()
-
-    def _collect_ended(self) -> None:
-        # Those that a commit had ended before it raised are not lost either.
-        seqs = [self._sample(seq_id).seq for seq_id in self._live]
-        self._collect([seq for seq in seqs if seq.is_finished])
-
-    def _commit(self, step: ScheduledStep, result: StepResult) -> list[Sequence]:
-        # A row that was planned ahead of its request's end has no use for its token.
-        tokens = {s: token for s, token in result.token_ids.items() if s in self._live}
-        for seq_id in tokens.keys() & result.logprobs.keys():
-            self._sample(seq_id).logprobs.append(result.logprobs[seq_id])
-        # Text comes before the commit: a stop string is a reason to end, and wins over `length`.
-        stopped = [seq_id for seq_id, token in tokens.items() if self._sample(seq_id).push(token)]
-        return self.scheduler.commit(step, tokens, failed=result.failed, stopped=stopped)
-
-    def _collect(self, ended: list[Sequence]) -> None:
-        """Finish the text of sequences that ended, and the requests that ended with them."""
-        for seq in ended:
-            self._sample(seq.seq_id).finish()
-            request = self._live.pop(seq.seq_id)
-            if request.is_finished:
-                self._finished[request.request_id] = request
-
-    def _sample(self, seq_id: int) -> Sample:
-        return self._live[seq_id].sample(seq_id)
-
     # ---- the engine as a whole -------------------------------------------------------------
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running requests are not affected (API-8)."""
         self._check_open()
-        self._land_all()
+        self._steps.land_all()
         self.scheduler.reset_prefix_cache()
 
     def stats(self) -> Stats:
@@ -308,8 +208,7 @@ class LLMEngine:
         if not self._closed:
             self.model_runner.close()
         self._closed = True
-        self._flights.clear()
-        for name in ("model_runner", "scheduler"):
+        for name in ("model_runner", "scheduler", "_steps"):
             self.__dict__.pop(name, None)
 
     exit = close
@@ -331,7 +230,7 @@ class LLMEngine:
             raise RuntimeError("this engine is closed")
         fault = self.model_runner.fault
         # What it still has, a last step ends or hands over.
-        if fault is not None and not self._live and not self._finished:
+        if fault is not None and self._requests.is_empty:
             raise RuntimeError(f"this engine has failed: {fault}")
 
     def _require_tokenizer(self, what: str) -> Tokenizer:
