@@ -105,7 +105,7 @@ class Config:
             steps of 16 tokens, while tables stay short (CFG-3); 256 for `flash_attn`, its minimum.
         num_kvcache_blocks: blocks of the pool; None sizes it from the memory budget.
         kvcache_memory_gb: budget of the pool, in GiB, if `num_kvcache_blocks` is None. None is 1
-            GiB on a CPU, and on a GPU what `gpu_memory_utilization` leaves.
+            GiB with the `torch` backend, and with the others what `gpu_memory_utilization` leaves.
         gpu_memory_utilization: this engine's share of a GPU's memory, in (0, 1]: weights, the
             largest step, CUDA graphs and the pool, together (MEM-1).
         enable_prefix_caching: share the KV of equal prefixes between requests.
