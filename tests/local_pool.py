@@ -48,8 +48,6 @@ class LocalPool:
         return self.deaths[replica] == -1
 
     def ask(self, replica: int, method: str) -> Any | Lost:
-        if replica in self.calls:  # first things first
-            self.replicas[replica].work(*self.calls[replica])
         return getattr(self.replicas[replica], method)()
 
     def end(self, replica: int) -> None:

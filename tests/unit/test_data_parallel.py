@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -242,6 +243,31 @@ def test_a_shared_prefix_is_computed_once(llm: LLM) -> None:
     outputs = generate(llm, [p for family in families for p in family[1:]], GREEDY)
     assert [output.num_cached_tokens for output in outputs] == [12] * 8
     assert [stats.num_requests for stats in llm.replica_stats()] == [5, 5]
+
+
+@pytest.mark.spec("API-8")
+def test_a_reset_is_one_for_the_router_as_well(llm: LLM) -> None:
+    generate(llm, [[1] * 12], GREEDY)
+    llm.reset_prefix_cache()
+    generate(llm, [[2] * 12, [1] * 12], GREEDY)
+    assert pool_of(llm).sent == {0: [0, 1], 1: [2]}
+
+
+@pytest.mark.spec("SCH-7d")
+def test_only_what_every_replica_can_run_is_accepted(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unequal(LocalPool):
+        def __init__(self, config: Config) -> None:
+            super().__init__(config)
+            small = replace(self.infos[1].limits, num_kvcache_blocks=10)
+            self.infos[1] = replace(self.infos[1], limits=small)
+
+    monkeypatch.setattr("nanovllm.data_parallel.llm.RayPool", Unequal)
+    with LLM(checkpoint, data_parallel_size=3, **OPTIONS) as llm:
+        with pytest.raises(ValueError, match=r"the KV cache holds 40 \(10 blocks of 4\)"):
+            llm.add_request([1] * 30, SamplingParams(max_tokens=12))
+        llm.add_request([1] * 30, SamplingParams(max_tokens=11))
 
 
 def test_strangers_are_spread_by_tokens(llm: LLM) -> None:
