@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from replicas import several, single  # noqa: F401
 from tiny_models import make_checkpoint
 
 
