@@ -121,6 +121,7 @@ def _goals(power: Power) -> Iterator[str]:
         convicted = sum(t["own"] is not None for t in trials)
         yield f"| faults convicted on their own requirement | all | {convicted} of {len(trials)} |"
         told = ", ".join(power.hidden()) or "none"
+        told += f" of {sum(power.others(name) is not None for name in FAULTS)} looked at"
         yield f"| of these, blocked because something else fails as well | none | {told} |"
         yield from _goals_of_seeds(power)
         stories = [t["own"]["operations"] for t in trials if t["own"] and _has_story(t)] or [0]
