@@ -159,10 +159,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         anyone = st.integers(0, self.session.num_requests)
         self.session.abort(data.draw(st.sampled_from(live) if live else anyone))
 
-    @precondition(lambda self: not self.session.book.seated)
     @rule()
     def reset_prefix_cache(self) -> None:
-        """While nothing runs: whether what runs is published afterwards is the engine's choice."""
+        """Whether what runs then is published afterwards is the engine's choice."""
         self.core.scheduler.reset_prefix_cache()
         self.session.forget_prefixes()
 

@@ -77,10 +77,12 @@ class Holdings:
         for block_id in entry.table:
             if not self.held[block_id]:
                 self.released_at[block_id] = self._clock
-        entry.table, entry.seated = (), False
+        entry.table, entry.seated, entry.forgotten = (), False, False
 
     def publish(self, entry: Entry, table: Sequence[int], indices: Iterable[int]) -> None:
         """These blocks of a table were filled, and must be hittable from now on (PFX-8, PFX-16)."""
+        if entry.forgotten:
+            return
         contents = entry.contents(self.block_size)
         for i in indices:
             if table[i] not in self.resident:

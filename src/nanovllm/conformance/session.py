@@ -186,6 +186,8 @@ class Session:
         """The engine emptied its prefix cache."""
         self.operations.append(ResetPrefixCache())
         self.book.blocks.forget_all()
+        for entry in self.book.live.values():
+            entry.forgotten = entry.seated
 
     # ---- whole runs ------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ def samples_share_the_prompt(planned: Planned, require: Require) -> None:
         full = (len(entry.prompt) - 1) // bs
         if entry is leader or not full or not leader.seated:
             continue
-        if entry.num_admissions > 1 or leader.num_preemptions:
+        if entry.num_admissions > 1 or leader.num_preemptions or leader.forgotten:
             continue  # what was computed may be gone
         require(row.start >= full * bs, entry, "computes the prompt again from", row.start)
         alone = [b for b in row.block_table[:full] if book.blocks.held[b] < 2]
