@@ -36,8 +36,8 @@ class Entry:
         is_twin: another request with the same first block was admitted by the same plan.
         overdue: it has all outputs there is room for, and the next plan has to give it up (SCH-7d).
         misled: it was given blocks that do not hold its history.
-        forgotten: the prefix cache was emptied while it was seated: what it holds and fills until it
-            leaves need not be found.
+        forgotten: the prefix cache was emptied while it was seated: what it holds and fills until
+            it leaves need not be found.
     """
 
     id: RequestId
