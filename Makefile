@@ -9,7 +9,7 @@ SPREAD := -n 2 --dist worksteal
 GATE   := $(BIN)/nanovllm gate
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit property equality parallel perf gate baseline deep lint format gpu clean
+.PHONY: mutation help setup demo test unit property equality parallel perf gate baseline deep lint format gpu clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -55,6 +55,9 @@ deep: $(READY)  ## hours: many more examples and the full product of equality co
 	NANOVLLM_PROFILE=deep $(PYTEST) -m "unit or property or equality"
 	$(BIN)/python scripts/conformance_power.py --write docs/conformance.md \
 	    --results build/power-$$(git rev-parse --short HEAD).jsonl
+
+mutation: $(READY)  ## half an hour: does a test notice each change of what decides?
+	$(BIN)/python scripts/mutation_score.py
 
 gpu: $(READY)  ## needs a CUDA device
 	$(PYTEST) -m gpu --require gpu

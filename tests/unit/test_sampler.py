@@ -23,6 +23,13 @@ def test_greedy_is_argmax_with_the_lowest_id_on_ties(dtype: torch.dtype) -> None
     assert output == SamplerOutput([17, 17, 17, 2, 17, 17], (), [None] * 6)
 
 
+@pytest.mark.spec("SMP-6")
+def test_the_token_0_has_log_probabilities_too() -> None:
+    logits = torch.tensor([[9.0, 1.0, 2.0]])
+    output = sample(logits, [RowSampling(SamplingParams(temperature=0, logprobs=2), 0, 0)])
+    assert [token_id for token_id, _ in output.logprobs[0]] == [0, 2]
+
+
 @pytest.mark.spec("SMP-1", "SMP-2")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("temperature", [0, 1e-300, 1e-40, 1.2e-38, 1e-8, 1e-5, 1e-4])
