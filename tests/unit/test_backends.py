@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from nanovllm import LLM
+from nanovllm.layers.backend import Needs
 from nanovllm.layers.backends import select_backend
 from nanovllm.layers.torch_attention import TorchBackend
 from nanovllm.layers.triton_attention import TritonBackend
@@ -50,23 +51,23 @@ def test_a_backend_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_what_flash_attn_cannot(flash_attn: None, limits: tuple, message: str) -> None:
     backend = select_backend("flash_attn", CUDA)
-    backend.check(CUDA, BF16, BF16, backend.default_block_size, 128)
+    backend.check(Needs(CUDA, BF16, BF16, backend.default_block_size, 128))
     with pytest.raises(ValueError, match=message):
-        backend.check(*limits)
+        backend.check(Needs(*limits))
 
 
 @pytest.mark.spec("CFG-2")
 def test_what_triton_cannot() -> None:
-    TritonBackend().check(CUDA, FP32, FP8, 1, 256)
+    TritonBackend().check(Needs(CUDA, FP32, FP8, 1, 256))
     with pytest.raises(ValueError, match="needs a CUDA device"):
-        TritonBackend().check(CPU, FP32, FP32, 16, 64)
+        TritonBackend().check(Needs(CPU, FP32, FP32, 16, 64))
     with pytest.raises(ValueError, match="head_dim <= 256, got 512"):
-        TritonBackend().check(CUDA, FP32, FP32, 16, 512)
+        TritonBackend().check(Needs(CUDA, FP32, FP32, 16, 512))
 
 
 @pytest.mark.spec("CFG-2")
 def test_torch_can_all() -> None:
-    TorchBackend().check(CPU, FP32, FP8, 1, 1024)
+    TorchBackend().check(Needs(CPU, FP32, FP8, 1, 1024))
 
 
 @pytest.mark.spec("CFG-2")

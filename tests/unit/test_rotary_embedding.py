@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from nanovllm.layers.rotary_embedding import RotaryEmbedding, apply_rotary_emb
+from nanovllm.kernels.rotary_embedding import apply_rotary_emb
+from nanovllm.layers.rotary_embedding import RotaryEmbedding
 
 
 def reference(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:

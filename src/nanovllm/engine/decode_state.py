@@ -72,7 +72,6 @@ class DecodeState:
 
     def apply(self, updates: SeatUpdates) -> None:
         """Bring the tensors up to date; ordered with the kernels that read them by the stream."""
-
         device = self.last_tokens.device
         if len(updates.table_index):
             index = send(updates.table_index, device)

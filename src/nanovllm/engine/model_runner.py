@@ -20,7 +20,7 @@ from nanovllm.config import Config
 from nanovllm.engine.model_input import ModelInput, prepare_model_input
 from nanovllm.engine.sequence import Sequence
 from nanovllm.engine.step import ScheduledStep
-from nanovllm.layers.backend import AttentionInput, Backend
+from nanovllm.layers.backend import AttentionInput, Backend, Needs
 from nanovllm.layers.parallel import TensorParallel
 from nanovllm.layers.sampler import RowSampling, Sampler, SamplerOutput, SamplingInput
 from nanovllm.models.model_config import ModelConfig
@@ -105,7 +105,9 @@ class ModelRunner:
         self.dtype = _resolve_dtype(config.dtype, model_config.dtype, self.device)
         self.kv_dtype = torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else self.dtype
         self.block_size = config.kvcache_block_size or backend.default_block_size
-        backend.check(device, self.dtype, self.kv_dtype, self.block_size, model_config.head_dim)
+        backend.check(
+            Needs(device, self.dtype, self.kv_dtype, self.block_size, model_config.head_dim)
+        )
         self.max_model_len = min(
             config.max_model_len or model_config.max_position_embeddings,
             model_config.max_position_embeddings,

@@ -10,6 +10,7 @@ import torch
 
 from nanovllm.kernels._triton import cdiv, jit, next_power_of_2, tl
 from nanovllm.kernels.rms_norm import rms_norm_reference
+from nanovllm.kernels.rotary_embedding import apply_rotary_emb
 from nanovllm.kernels.store_kvcache import slot_offset, store_kvcache_reference
 
 _HEADS = 8
@@ -32,16 +33,10 @@ def qk_norm_rope_store_reference(
     heads = qkv.view(len(qkv), -1, dim)
     q, k, v = heads.tensor_split((-2 * kv_heads, -kv_heads), dim=1)
     cos, sin = torch.split(cos_sin[positions], 1, dim=1)
-    q = _rotate_reference(rms_norm_reference(q, q_weight, eps), cos, sin)
-    k = _rotate_reference(rms_norm_reference(k, k_weight, eps), cos, sin)
+    q = apply_rotary_emb(rms_norm_reference(q, q_weight, eps), cos, sin)
+    k = apply_rotary_emb(rms_norm_reference(k, k_weight, eps), cos, sin)
     store_kvcache_reference(k, v, k_cache, v_cache, slot_mapping)
     return q
-
-
-def _rotate_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    first, second = x.float().chunk(2, dim=-1)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return turned.to(x.dtype)
 
 
 def qk_norm_rope_store(

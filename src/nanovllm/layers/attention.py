@@ -5,8 +5,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import nn
 
+from nanovllm.kernels.rotary_embedding import apply_rotary_emb
 from nanovllm.layers.layernorm import RMSNorm
-from nanovllm.layers.rotary_embedding import Rotation, apply_rotary_emb
+from nanovllm.layers.rotary_embedding import Rotation
 
 
 class HeadNorms(NamedTuple):

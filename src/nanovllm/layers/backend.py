@@ -5,7 +5,7 @@ runner makes its contexts. Nothing below this file knows which one it serves.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -38,6 +38,16 @@ class AttentionInput:
     max_context_len: int
 
 
+class Needs(NamedTuple):
+    """What an engine asks of its backend."""
+
+    device: torch.device
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    block_size: int
+    head_dim: int
+
+
 class Backend(Protocol):
     """One way to run attention and what surrounds it."""
 
@@ -47,14 +57,7 @@ class Backend(Protocol):
     captures: bool
     """Whether a decode step can be recorded in a CUDA graph."""
 
-    def check(
-        self,
-        device: torch.device,
-        dtype: torch.dtype,
-        kv_dtype: torch.dtype,
-        block_size: int,
-        head_dim: int,
-    ) -> None:
+    def check(self, needs: Needs) -> None:
         """Raises ValueError, saying what would do, if it cannot run with these (CFG-2)."""
         ...
 

@@ -3,7 +3,7 @@
 import torch
 from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 
-from nanovllm.layers.backend import AttentionInput
+from nanovllm.layers.backend import AttentionInput, Needs
 from nanovllm.layers.triton_attention import TritonBackend, TritonContext
 
 BLOCK_MULTIPLE = 256
@@ -55,38 +55,26 @@ class FlashBackend(TritonBackend):
     name = "flash_attn"
     default_block_size = BLOCK_MULTIPLE
 
-    def check(
-        self,
-        device: torch.device,
-        dtype: torch.dtype,
-        kv_dtype: torch.dtype,
-        block_size: int,
-        head_dim: int,
-    ) -> None:
-        if device.type != "cuda":
+    def check(self, needs: Needs) -> None:
+        super().check(needs)
+        option = f"attention_backend={self.name!r}"
+        if needs.dtype not in (torch.float16, torch.bfloat16):
             raise ValueError(
-                f"attention_backend='flash_attn' needs a CUDA device, not {device.type}"
-            )
-        if dtype not in (torch.float16, torch.bfloat16):
-            raise ValueError(
-                f"attention_backend='flash_attn' computes in float16 or bfloat16, not {dtype}; "
+                f"{option} computes in float16 or bfloat16, not {needs.dtype}; "
                 "'triton' and 'torch' take float32"
             )
-        if kv_dtype != dtype:
+        if needs.kv_dtype != needs.dtype:
             raise ValueError(
-                f"attention_backend='flash_attn' keeps keys and values in {dtype}, not {kv_dtype}; "
+                f"{option} keeps keys and values in {needs.dtype}, not {needs.kv_dtype}; "
                 "'triton' and 'torch' take kv_cache_dtype='fp8'"
             )
-        if block_size % BLOCK_MULTIPLE:
+        if needs.block_size % BLOCK_MULTIPLE:
             raise ValueError(
-                f"attention_backend='flash_attn' needs kvcache_block_size to be a multiple of "
-                f"{BLOCK_MULTIPLE}, got {block_size}; 'triton' and 'torch' take any"
+                f"{option} needs kvcache_block_size to be a multiple of {BLOCK_MULTIPLE}, got "
+                f"{needs.block_size}; 'triton' and 'torch' take any"
             )
-        if head_dim > 256 or head_dim % 8:
-            raise ValueError(
-                f"attention_backend='flash_attn' takes head_dim <= 256, a multiple of 8, got "
-                f"{head_dim}"
-            )
+        if needs.head_dim % 8:
+            raise ValueError(f"{option} takes multiples of 8 as head_dim, got {needs.head_dim}")
 
     def context(self, kv_cache: torch.Tensor, inputs: AttentionInput) -> FlashContext:
         return FlashContext(kv_cache, inputs)

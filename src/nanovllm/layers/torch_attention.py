@@ -7,7 +7,7 @@ import torch
 from nanovllm.kernels.paged_attention import attend_row
 from nanovllm.kernels.store_kvcache import store_kvcache_reference
 from nanovllm.layers.attention import Attention, ForwardContext, HeadNorms
-from nanovllm.layers.backend import AttentionInput
+from nanovllm.layers.backend import AttentionInput, Needs
 from nanovllm.layers.ops import TORCH_OPS, Ops
 from nanovllm.layers.rotary_embedding import Rotation
 
@@ -70,14 +70,7 @@ class TorchBackend:
     ops: Ops = TORCH_OPS
     captures = False
 
-    def check(
-        self,
-        device: torch.device,
-        dtype: torch.dtype,
-        kv_dtype: torch.dtype,
-        block_size: int,
-        head_dim: int,
-    ) -> None:
+    def check(self, needs: Needs) -> None:
         """It can all."""
 
     def context(self, kv_cache: torch.Tensor, inputs: AttentionInput) -> ForwardContext:

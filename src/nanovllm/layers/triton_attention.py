@@ -9,7 +9,7 @@ from nanovllm.kernels.rms_norm import add_rms_norm, rms_norm
 from nanovllm.kernels.silu_and_mul import silu_and_mul
 from nanovllm.kernels.small_linear import linear
 from nanovllm.layers.attention import Attention, ForwardContext, HeadNorms
-from nanovllm.layers.backend import AttentionInput
+from nanovllm.layers.backend import AttentionInput, Needs
 from nanovllm.layers.ops import Ops
 from nanovllm.layers.rotary_embedding import Rotation
 
@@ -70,20 +70,13 @@ class TritonBackend:
     ops = Ops(rms_norm, add_rms_norm, silu_and_mul, linear)
     captures = True
 
-    def check(
-        self,
-        device: torch.device,
-        dtype: torch.dtype,
-        kv_dtype: torch.dtype,
-        block_size: int,
-        head_dim: int,
-    ) -> None:
-        if device.type != "cuda":
-            raise ValueError(f"attention_backend='triton' needs a CUDA device, not {device.type}")
-        if head_dim > 256:
+    def check(self, needs: Needs) -> None:
+        option = f"attention_backend={self.name!r}"
+        if needs.device.type != "cuda":
+            raise ValueError(f"{option} needs a CUDA device, not {needs.device.type}")
+        if needs.head_dim > 256:
             raise ValueError(
-                f"attention_backend='triton' takes head_dim <= 256, got {head_dim}; 'torch' has no "
-                "limit"
+                f"{option} takes head_dim <= 256, got {needs.head_dim}; 'torch' has no limit"
             )
 
     def context(self, kv_cache: torch.Tensor, inputs: AttentionInput) -> ForwardContext:
