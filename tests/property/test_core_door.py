@@ -13,6 +13,7 @@ from bent_door import reference
 from nanovllm.conformance.checks import CHECKS
 from nanovllm.conformance.examination import Example, examine
 from nanovllm.conformance.panel import Panel
+from nanovllm.conformance.power import SITUATIONS
 from nanovllm.conformance.protocol import Plan, World
 from nanovllm.conformance.registry import load_registry
 from nanovllm.conformance.runner import PROFILES, drawn, run_core
@@ -22,14 +23,6 @@ from nanovllm.conformance.trace import example_of, trace_of
 from nanovllm.conformance.transport import local_door
 from nanovllm.conformance.verdicts import Outcome, Verdict
 
-SITUATIONS = (
-    "preemption",
-    "hit on a free block",
-    "hit on a used block",
-    "eviction",
-    "chunk",
-    "whole prompt resident",
-)
 ALL_IDS = tuple(dict.fromkeys(check.spec_id for check in CHECKS))
 
 

@@ -25,21 +25,13 @@ from nanovllm.conformance.adapters.reference import ReferenceCore
 from nanovllm.conformance.checks import CHECKS
 from nanovllm.conformance.operations import Add
 from nanovllm.conformance.panel import Panel
+from nanovllm.conformance.power import SITUATIONS
 from nanovllm.conformance.protocol import RequestOptions, World
 from nanovllm.conformance.session import Session
 from nanovllm.conformance.transport import local_door
 
 EOS = 0
 TOKENS = st.sampled_from((1, 2))
-
-SITUATIONS = (
-    "preemption",
-    "hit on a free block",
-    "hit on a used block",
-    "eviction",
-    "chunk",
-    "whole prompt resident",
-)
 
 
 @st.composite

@@ -133,10 +133,9 @@ class Scheduler(RequestQueues):
                 plan.add(seq, count)
 
     def _make_room(self, seq: Sequence, num_tokens: int, plan: StepBuilder) -> bool:
-        """Grow the table of `seq`, preempting the newest while blocks are short (SCH-8).
+        """Grow the table of `seq`, preempting others while blocks are short (SCH-8).
 
-        Rows are planned oldest first, so the newest never has a row in this plan yet. It may be
-        `seq` itself; then False. The oldest alone always has room: `validate` saw to that.
+        False if it gave way itself. The oldest alone always has room: `validate` saw to that.
         """
         blocks = self.block_manager
         if num_tokens <= len(seq.block_table) * blocks.block_size:
@@ -145,13 +144,20 @@ class Scheduler(RequestQueues):
             if self._flights:
                 self._must_land = True
                 return False
-            victim = self.running[-1]
+            victim = self._victim(seq, plan)
             self._preempt(victim)
             plan.preempted.append(victim)
             if victim is seq:
                 return False
         blocks.may_append(seq, num_tokens)
         return True
+
+    def _victim(self, seq: Sequence, plan: StepBuilder) -> Sequence:
+        """Who gives way to `seq`, maybe `seq` itself: the newest.
+
+        Rows are planned oldest first, so the newest never has a row in this plan yet.
+        """
+        return self.running[-1]
 
     def _admit(self, plan: StepBuilder) -> None:
         """First come, first served, while there are seats, budget and blocks for all known tokens.

@@ -25,7 +25,12 @@ class LinearBase(nn.Module):
     """
 
     def __init__(
-        self, input_size: int, output_size: int, tp: TensorParallel, bias: bool, ops: Ops
+        self,
+        input_size: int,
+        output_size: int,
+        tp: TensorParallel,
+        bias: bool = False,
+        ops: Ops = TORCH_OPS,
     ) -> None:
         super().__init__()
         self.tp = tp
@@ -51,16 +56,6 @@ class LinearBase(nn.Module):
 
 class ReplicatedLinear(LinearBase):
     """Every rank holds the whole layer."""
-
-    def __init__(
-        self,
-        input_size: int,
-        output_size: int,
-        tp: TensorParallel,
-        bias: bool = False,
-        ops: Ops = TORCH_OPS,
-    ) -> None:
-        super().__init__(input_size, output_size, tp, bias, ops)
 
     def weight_loader(
         self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId = None

@@ -31,16 +31,8 @@ class ByRank(Scheduler):
     def _serve(self, seqs: Seq[Sequence], plan: StepBuilder) -> None:
         super()._serve(sorted(seqs, key=self.rank), plan)
 
-    def _make_room(self, seq: Sequence, num_tokens: int, plan: StepBuilder) -> bool:
-        blocks = self.block_manager
-        while not blocks.can_append(seq, num_tokens):
-            victim = max(self.running, key=self.rank)
-            self._preempt(victim)
-            plan.preempted.append(victim)
-            if victim is seq:
-                return False
-        blocks.may_append(seq, num_tokens)
-        return True
+    def _victim(self, seq: Sequence, plan: StepBuilder) -> Sequence:
+        return max(self.running, key=self.rank)
 
 
 class Longest(ByRank):

@@ -25,16 +25,8 @@ def leak(blocks: BlockManager, seq: Sequence) -> None:
 class OldestGivesWay(Scheduler):
     """The newest request is served first, and the oldest is preempted for it."""
 
-    def _make_room(self, seq: Sequence, num_tokens: int, plan: StepBuilder) -> bool:
-        blocks = self.block_manager
-        while not blocks.can_append(seq, num_tokens):
-            victim = self.running[0]
-            self._preempt(victim)
-            plan.preempted.append(victim)
-            if victim is seq:
-                return False
-        blocks.may_append(seq, num_tokens)
-        return True
+    def _victim(self, seq: Sequence, plan: StepBuilder) -> Sequence:
+        return self.running[0]
 
     def _serve(self, seqs: Collection[Sequence], plan: StepBuilder) -> None:
         super()._serve(tuple(seqs)[::-1], plan)

@@ -79,20 +79,10 @@ class MixedSteps(Scheduler):
 class LongestGivesWay(Scheduler):
     """The one with the most blocks is preempted, but never the oldest."""
 
-    def _make_room(self, seq: Sequence, num_tokens: int, plan: StepBuilder) -> bool:
-        blocks = self.block_manager
-        if num_tokens <= len(seq.block_table) * blocks.block_size:
-            return True
+    def _victim(self, seq: Sequence, plan: StepBuilder) -> Sequence:
         planned = {row.seq.seq_id for row in plan.rows}
-        while not blocks.can_append(seq, num_tokens):
-            others = [s for s in self.running[1:] if s.seq_id not in planned and s is not seq]
-            victim = max(others, key=lambda s: len(s.block_table), default=seq)
-            self._preempt(victim)
-            plan.preempted.append(victim)
-            if victim is seq:
-                return False
-        blocks.may_append(seq, num_tokens)
-        return True
+        others = [s for s in self.running[1:] if s.seq_id not in planned and s is not seq]
+        return max(others, key=lambda s: len(s.block_table), default=seq)
 
 
 @variant
