@@ -1,11 +1,14 @@
 """Checks of the kernels beside attention against their references, on whatever device there is."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from paged_rows import DEVICE, Shape
 
 from nanovllm.kernels.decode_inputs import decode_inputs, decode_inputs_reference
 from nanovllm.kernels.gumbel_noise import seed_streams
+from nanovllm.kernels.keep_tokens import keep_tokens, keep_tokens_reference
 from nanovllm.kernels.qk_norm_rope_store import qk_norm_rope_store, qk_norm_rope_store_reference
 from nanovllm.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
 from nanovllm.kernels.sample import sample, sample_reference
@@ -113,11 +116,46 @@ def check_decode_inputs(batch: int, block_size: int) -> None:
     assert torch.equal(out[0], out[1])
 
 
+def check_keep_tokens(batch: int) -> None:
+    torch.manual_seed(batch)
+    seats = torch.randperm(batch + 3)[:batch].int()
+    seats[torch.arange(batch) % 4 == 3] = -1
+    token_ids = torch.randint(2**40, (batch,))
+    token_ids[torch.arange(batch) % 5 == 4] = -1
+    out = torch.full((2, batch + 4), 7, device=DEVICE)
+    keep_tokens(out[0, :-1], seats.to(DEVICE), token_ids.to(DEVICE))
+    keep_tokens_reference(out[1, :-1], seats.to(DEVICE), token_ids.to(DEVICE))
+    assert torch.equal(out[0], out[1])
+
+
 def random_rows(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Streams and positions of rows of which no two draw alike."""
     seeds = np.arange(batch, dtype=np.uint64) * np.uint64(2**60 + 1)
     streams = torch.from_numpy(seed_streams(seeds)).to(DEVICE)
-    return streams, torch.arange(batch, device=DEVICE) * 777
+    return streams, torch.arange(batch, dtype=torch.int32, device=DEVICE) * 777
+
+
+def draw(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    streams: torch.Tensor,
+    positions: torch.Tensor,
+    sampler: Callable[..., None] = sample,
+) -> torch.Tensor:
+    """`sample` of rows with these parameters; they sit in reverse order, before a padding seat."""
+    seats = torch.arange(len(logits) - 1, -1, -1, dtype=torch.int32, device=DEVICE)
+    padding = torch.zeros(1, device=DEVICE)
+    token_ids = torch.full((len(logits) + 1,), -7, device=DEVICE)
+    sampler(
+        logits,
+        torch.cat((temperatures.flip(0), padding)),
+        torch.cat((streams.flip(0), padding.long())),
+        seats,
+        positions,
+        token_ids[:-1],
+    )
+    assert token_ids[-1] == -7
+    return token_ids[:-1]
 
 
 def check_sample(
@@ -128,5 +166,17 @@ def check_sample(
     logits = 3 * torch.randn(batch, stride or vocab, device=DEVICE).to(dtype)[:, :vocab]
     args = (torch.tensor(temperatures, device=DEVICE), *random_rows(batch))
     before = logits.clone()
-    assert sample(logits, *args).tolist() == sample_reference(logits, *args).tolist()
+    assert draw(logits, *args).tolist() == draw(logits, *args, sample_reference).tolist()
     assert torch.equal(logits, before)
+
+
+def check_padding_is_greedy(dtype: torch.dtype) -> None:
+    """A row of padding takes the last seat, whose temperature is 0."""
+    logits = torch.zeros(3, 5000, dtype=dtype, device=DEVICE)
+    logits[:, 4321] = 1.0
+    temperatures = torch.tensor([5.0, 5.0, 0.0], device=DEVICE)
+    seats = torch.tensor([-1, 1, -1], dtype=torch.int32, device=DEVICE)
+    token_ids = torch.zeros(3, dtype=torch.int64, device=DEVICE)
+    streams, positions = random_rows(3)
+    sample(logits, temperatures, streams, seats, positions, token_ids)
+    assert token_ids[0] == token_ids[2] == 4321 != token_ids[1]

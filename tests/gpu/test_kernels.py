@@ -4,11 +4,14 @@ import pytest
 import torch
 from kernel_checks import (
     check_decode_inputs,
+    check_keep_tokens,
+    check_padding_is_greedy,
     check_rms_norm,
     check_sample,
     check_silu_and_mul,
     check_small_linear,
     check_store,
+    draw,
     random_rows,
 )
 from paged_rows import (
@@ -22,7 +25,6 @@ from paged_rows import (
 
 from nanovllm.kernels.paged_decode import paged_decode
 from nanovllm.kernels.paged_prefill import paged_prefill
-from nanovllm.kernels.sample import sample
 from nanovllm.kernels.store_kvcache import store_kvcache, store_kvcache_reference
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -206,6 +208,17 @@ def test_decode_inputs(batch: int, block_size: int) -> None:
     check_decode_inputs(batch, block_size)
 
 
+@pytest.mark.spec("SMP-5")
+@pytest.mark.parametrize("batch", [1, 17, 128, 1000])
+def test_keep_tokens(batch: int) -> None:
+    check_keep_tokens(batch)
+
+
+@pytest.mark.spec("SMP-1")
+def test_padding_is_greedy() -> None:
+    check_padding_is_greedy(BF16)
+
+
 @pytest.mark.spec("SMP-1", "SMP-2", "SMP-4")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("vocab", "stride"), [(1, 1), (300, 333), (32_000, 32_000)])
@@ -225,7 +238,7 @@ def test_draws_follow_the_softmax() -> None:
     """20,000 draws among 8 tokens: chi-square at alpha 1e-3 with 7 degrees of freedom."""
     count = 20_000
     logits = torch.tensor([1.0, 0.0, -1.5, 0.5, 2.0, 0.0, -1.0, 1.5], device=DEVICE)
-    drawn = sample(
+    drawn = draw(
         logits.expand(count, -1), torch.full((count,), 0.8, device=DEVICE), *random_rows(count)
     )
     expected = (logits.double() / 0.8).softmax(-1) * count
@@ -238,7 +251,7 @@ def test_a_row_draws_the_same_in_any_batch() -> None:
     logits = 3 * torch.randn(40, 5000, device=DEVICE)
     temperatures = torch.rand(40, device=DEVICE)
     streams, positions = random_rows(40)
-    together = sample(logits, temperatures, streams, positions)
+    together = draw(logits, temperatures, streams, positions)
     for part in (slice(3, 4), slice(10, 37)):
-        alone = sample(logits[part], temperatures[part], streams[part], positions[part])
+        alone = draw(logits[part], temperatures[part], streams[part], positions[part])
         assert torch.equal(alone, together[part])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from kernel_checks import (
     check_decode_inputs,
+    check_keep_tokens,
     check_rms_norm,
     check_silu_and_mul,
     check_small_linear,
@@ -60,6 +61,12 @@ def test_store(shape: Shape) -> None:
 @pytest.mark.parametrize("block_size", [1, 16, 300])
 def test_decode_inputs(batch: int, block_size: int) -> None:
     check_decode_inputs(batch, block_size)
+
+
+@pytest.mark.spec("SMP-5")
+@pytest.mark.parametrize("batch", [1, 130])
+def test_keep_tokens(batch: int) -> None:
+    check_keep_tokens(batch)
 
 
 @pytest.mark.spec("KV-6")

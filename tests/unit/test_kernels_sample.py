@@ -5,11 +5,11 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from kernel_checks import check_sample, random_rows
+from kernel_checks import check_padding_is_greedy, check_sample, draw, random_rows
 from paged_rows import DEVICE
 
 from nanovllm.kernels.gumbel_noise import gumbel_noise, row_keys, seed_streams, stream_keys
-from nanovllm.kernels.sample import exponential, row_key, sample
+from nanovllm.kernels.sample import exponential, row_key
 from nanovllm.layers.sampler import RowSampling, Sampler, SamplingInput
 from nanovllm.sampling_params import SamplingParams
 
@@ -21,6 +21,11 @@ def test_tokens_are_the_references(vocab: int, dtype: torch.dtype) -> None:
     check_sample(vocab, [0.0, 0.6, 1.0, 1e30, 1e-44, 1.2e-38, 1e-5, 0.0], dtype, vocab + 5)
 
 
+@pytest.mark.spec("SMP-1")
+def test_padding_is_greedy() -> None:
+    check_padding_is_greedy(torch.float32)
+
+
 @pytest.mark.spec("SMP-4")
 def test_tokens_are_the_samplers() -> None:
     rows = [
@@ -29,11 +34,11 @@ def test_tokens_are_the_samplers() -> None:
     ]
     logits = torch.randn(5, 5000, generator=torch.Generator().manual_seed(0))
     inp = SamplingInput.from_rows(rows)
-    tokens = sample(
+    tokens = draw(
         logits.to(DEVICE),
         torch.from_numpy(inp.temperature).to(DEVICE),
         torch.from_numpy(seed_streams(inp.seed)).to(DEVICE),
-        torch.from_numpy(inp.position).to(DEVICE),
+        torch.from_numpy(inp.position).int().to(DEVICE),
     )
     assert tokens.tolist() == Sampler()(logits, inp).token_ids
 
@@ -43,7 +48,7 @@ def test_greedy_takes_the_lowest_id_on_ties() -> None:
     logits = torch.zeros(3, 9001, device=DEVICE)
     logits[0, [17, 300, 9000]] = 5.0
     logits[1, [8999, 9000]] = 1e-30
-    tokens = sample(logits, torch.zeros(3, device=DEVICE), *random_rows(3))
+    tokens = draw(logits, torch.zeros(3, device=DEVICE), *random_rows(3))
     assert tokens.tolist() == [17, 8999, 0]
 
 
@@ -59,7 +64,7 @@ def test_rows_without_a_token_fail_alone(temperature: float) -> None:
     logits[4] = -inf
     logits[4, 4998] = -1e30
     logits[5, 10:] = -inf
-    tokens = sample(logits, torch.full((6,), temperature, device=DEVICE), *random_rows(6)).tolist()
+    tokens = draw(logits, torch.full((6,), temperature, device=DEVICE), *random_rows(6)).tolist()
     assert tokens[:5] == [-1, -1, -1, -1, 4998]
     assert 0 <= tokens[5] < 10
 

@@ -33,6 +33,7 @@ from nanovllm.engine.model_runner import (
 from nanovllm.engine.sequence import Sequence
 from nanovllm.engine.step import ScheduledRow, ScheduledStep
 from nanovllm.kernels.decode_inputs import decode_inputs
+from nanovllm.kernels.keep_tokens import keep_tokens
 from nanovllm.kernels.sample import sample
 from nanovllm.layers.backend import AttentionInput, Backend
 from nanovllm.layers.parallel import TensorParallel
@@ -165,11 +166,10 @@ class CudaModelRunner(ModelRunner):
         """Go on from the tokens `[len(seats)]` that rank 0 drew; others than it have none."""
         if tokens is None:
             tokens = torch.empty(len(seats), dtype=torch.int64, device=self.device)
-        self._keep(self._to_device(seats).long(), tokens)
+        self._keep(self._to_device(seats), tokens)
 
     def _keep(self, seats: torch.Tensor, tokens: torch.Tensor) -> None:
-        # A row without a token ends; until the host knows, its seat holds an id that exists.
-        self.state.last_tokens[seats] = self.tp.broadcast(tokens).clamp(min=0)
+        keep_tokens(self.state.last_tokens, seats, self.tp.broadcast(tokens))
 
     def _decode_rows(self, size: int) -> torch.Tensor:
         """Launch the decode of the first `size` rows of the static inputs; what graphs record."""
@@ -200,7 +200,7 @@ class CudaModelRunner(ModelRunner):
             ),
         )
         logits = self.model.compute_logits(self.model(input_ids, positions, context))
-        self._keep(seats.long(), self._draw(logits, seats.long(), context_lens.long()))
+        self._keep(seats, self._draw(logits, seats, context_lens))
         return logits
 
     # ---- tokens ----------------------------------------------------------------------------
@@ -208,10 +208,9 @@ class CudaModelRunner(ModelRunner):
     def _draw(
         self, logits: torch.Tensor, seats: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Sample by temperature alone; the tokens are in the buffer that is read, too."""
-        state = self.state
-        tokens = sample(logits, state.temperatures[seats], state.streams[seats], positions)
-        self.inputs.tokens[: len(tokens)] = tokens
+        """Sample by temperature alone, into the buffer that the host's copy is made from."""
+        tokens = self.inputs.tokens[: len(logits)]
+        sample(logits, self.state.temperatures, self.state.streams, seats, positions, tokens)
         return tokens
 
     def _finish(
@@ -223,8 +222,8 @@ class CudaModelRunner(ModelRunner):
         if not self.seats.plain[seats].all():
             return DoneStep(self._sample_on_host(logits, seqs, seats))
         if not drawn:
-            positions = self._to_device(np.array([row.end for row in rows]))
-            self.keep_tokens(seats, self._draw(logits, self._to_device(seats).long(), positions))
+            positions = self._to_device(np.array([row.end for row in rows], dtype=np.int32))
+            self.keep_tokens(seats, self._draw(logits, self._to_device(seats), positions))
         copy = self.copies.start(self.inputs.tokens[: len(seqs)])
         return CopiedStep(seqs, self._begun, copy)
 

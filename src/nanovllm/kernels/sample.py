@@ -22,49 +22,57 @@ def sample_reference(
     logits: torch.Tensor,
     temperatures: torch.Tensor,
     streams: torch.Tensor,
+    seats: torch.Tensor,
     positions: torch.Tensor,
-) -> torch.Tensor:
+    token_ids: torch.Tensor,
+) -> None:
     """What `sample` computes."""
+    temperatures, streams = temperatures[seats.long()], streams[seats.long()]
     logits = logits.float()
     peak = logits.amax(dim=-1, keepdim=True)
     keys = torch.from_numpy(stream_keys(streams.cpu().numpy(), positions.cpu().numpy()))
     noise = gumbel_noise(keys.to(logits.device), logits.shape[1])
     perturbed = (logits - peak) / temperatures[:, None] + noise
     greedy = temperatures[:, None] < _LOWEST_TEMPERATURE
-    token_ids = torch.where(greedy, logits, perturbed).argmax(dim=-1)
-    return token_ids.masked_fill(~peak[:, 0].isfinite(), -1)
+    drawn = torch.where(greedy, logits, perturbed).argmax(dim=-1)
+    token_ids.copy_(drawn.masked_fill(~peak[:, 0].isfinite(), -1))
 
 
 def sample(
     logits: torch.Tensor,
     temperatures: torch.Tensor,
     streams: torch.Tensor,
+    seats: torch.Tensor,
     positions: torch.Tensor,
-) -> torch.Tensor:
-    """Token ids, int64 [B]; the lowest id on ties.
+    token_ids: torch.Tensor,
+) -> None:
+    """Draw a token per row; the lowest id on ties.
 
     -1 in a row with NaN or +inf, or with nothing above -inf (SMP-5).
 
     Args:
         logits: [B, V], any stride between rows.
-        temperatures: fp32 [B].
-        streams: int64 [B], `seed_streams` of the rows' seeds.
-        positions: int64 [B], what the noise depends on besides.
+        temperatures: fp32 [S].
+        streams: int64 [S], `seed_streams` of seeds.
+        seats: int32 [B], which of those are the row's; -1, of a padding row, is the last.
+        positions: int32 [B], what the noise depends on besides.
+        token_ids: int64 [B], written.
     """
     batch, vocab_size = logits.shape
     chunks = cdiv(vocab_size, _CHUNK)
     best = logits.new_empty((2, batch, chunks), dtype=torch.float32)
     best_ids = logits.new_empty((batch, chunks), dtype=torch.int32)
-    token_ids = logits.new_empty(batch, dtype=torch.int64)
     _sample_chunk_kernel[(chunks, batch)](
         logits,
         temperatures,
         streams,
+        seats,
         positions,
         best,
         best_ids,
         vocab_size,
         logits.stride(0),
+        NUM_SEATS=len(temperatures),
         LOWEST_TEMPERATURE=_LOWEST_TEMPERATURE,
         BLOCK=_CHUNK,
         num_warps=8,
@@ -73,13 +81,14 @@ def sample(
         best,
         best_ids,
         temperatures,
+        seats,
         token_ids,
         chunks,
+        NUM_SEATS=len(temperatures),
         LOWEST_TEMPERATURE=_LOWEST_TEMPERATURE,
         BLOCK=next_power_of_2(chunks),
         num_warps=1,
     )
-    return token_ids
 
 
 @jit
@@ -87,11 +96,13 @@ def _sample_chunk_kernel(
     logits,
     temperatures,
     streams,
+    seats,
     positions,
     best,
     best_ids,
     vocab_size,
     logits_stride,
+    NUM_SEATS: tl.constexpr,
     LOWEST_TEMPERATURE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -105,11 +116,12 @@ def _sample_chunk_kernel(
     peak = tl.max(x, 0)
     # Relative to an infinite peak there would be NaN; to 0, a chunk of -inf has costs of +inf.
     gap = _finite_or_0(peak) - x
-    temperature = tl.load(temperatures + row)
+    seat = _seat(seats + row, NUM_SEATS)
+    temperature = tl.load(temperatures + seat)
     if temperature < LOWEST_TEMPERATURE:
         cost = gap
     else:
-        key = row_key(tl.load(streams + row), tl.load(positions + row))
+        key = row_key(tl.load(streams + seat), tl.load(positions + row))
         cost = exponential(token_id, key) * tl.exp2(gap * (1.4426950408889634 / temperature))
     lowest, index = tl.min(cost, 0, return_indices=True, return_indices_tie_break_left=True)
     out = row * tl.num_programs(0) + chunk
@@ -123,8 +135,10 @@ def _best_chunk_kernel(
     best,
     best_ids,
     temperatures,
+    seats,
     token_ids,
     num_chunks,
+    NUM_SEATS: tl.constexpr,
     LOWEST_TEMPERATURE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -138,12 +152,18 @@ def _best_chunk_kernel(
     ids = tl.load(best_ids + offset, inside, -1)
     peak = tl.max(peaks, 0)
     gaps = _finite_or_0(peak) - peaks
-    temperature = tl.load(temperatures + row)
+    temperature = tl.load(temperatures + _seat(seats + row, NUM_SEATS))
     if temperature >= LOWEST_TEMPERATURE:
         gaps = gaps / temperature + tl.log(costs)
     _, index = tl.min(gaps, 0, return_indices=True, return_indices_tie_break_left=True)
     token_id = tl.max(tl.where(chunk == index, ids, -1), 0)
     tl.store(token_ids + row, tl.where(tl.abs(peak) == float("inf"), -1, token_id))
+
+
+@jit
+def _seat(pointer, NUM_SEATS: tl.constexpr):
+    seat = tl.load(pointer)
+    return tl.where(seat < 0, NUM_SEATS - 1, seat)
 
 
 @jit
