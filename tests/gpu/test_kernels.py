@@ -23,6 +23,8 @@ from paged_rows import (
     check_prefill,
 )
 
+from nanovllm.kernels._triton import compiling
+from nanovllm.kernels.keep_tokens import keep_tokens
 from nanovllm.kernels.paged_decode import paged_decode
 from nanovllm.kernels.paged_prefill import paged_prefill
 from nanovllm.kernels.store_kvcache import store_kvcache, store_kvcache_reference
@@ -255,3 +257,15 @@ def test_a_row_draws_the_same_in_any_batch() -> None:
     for part in (slice(3, 4), slice(10, 37)):
         alone = draw(logits[part], temperatures[part], streams[part], positions[part])
         assert torch.equal(alone, together[part])
+
+
+@pytest.mark.spec("PRF-1")
+def test_what_is_compiled_ahead_does_not_run() -> None:
+    last_tokens = torch.full((3,), 7, device=DEVICE)
+    seats = torch.tensor([2, -1], dtype=torch.int32, device=DEVICE)
+    token_ids = torch.tensor([5, 6], device=DEVICE)
+    with compiling():
+        keep_tokens(last_tokens, seats, token_ids)
+    assert last_tokens.tolist() == [7, 7, 7]
+    keep_tokens(last_tokens, seats, token_ids)
+    assert last_tokens.tolist() == [7, 7, 5]

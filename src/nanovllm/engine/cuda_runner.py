@@ -32,12 +32,13 @@ from nanovllm.engine.model_runner import (
 )
 from nanovllm.engine.sequence import Sequence
 from nanovllm.engine.step import ScheduledRow, ScheduledStep
+from nanovllm.kernels._triton import compiling
 from nanovllm.kernels.decode_inputs import decode_inputs
 from nanovllm.kernels.keep_tokens import keep_tokens
 from nanovllm.kernels.sample import sample
 from nanovllm.layers.backend import AttentionInput, Backend
 from nanovllm.layers.parallel import TensorParallel
-from nanovllm.layers.sampler import SamplerOutput, SamplingInput
+from nanovllm.layers.sampler import RowSampling, SamplerOutput, SamplingInput
 from nanovllm.models.model_config import ModelConfig
 
 
@@ -56,7 +57,6 @@ class CudaModelRunner(ModelRunner):
         self.graphs: DecodeGraphs | None = None
         super().__init__(config, model_config, backend, device, tp)
         self.steps_ahead = int(config.async_scheduling)
-        self._make_state()
         if not config.enforce_eager:
             self.graphs = self._capture(graph_batch_sizes(config.max_num_seqs))
             self.num_graphs, self.graph_seconds = len(self.graphs.sizes), self.graphs.seconds
@@ -76,6 +76,20 @@ class CudaModelRunner(ModelRunner):
     def _capture(self, batch_sizes: list[int]) -> DecodeGraphs:
         return DecodeGraphs(self._decode_rows, batch_sizes)
 
+    def _prepare(self) -> None:
+        """Compile the kernels of prompts and of decode steps, which one by one takes far longer.
+
+        Those of a decode step depend on whether its batch is beyond this or that power of two.
+        """
+        max_rows = self.config.max_num_seqs
+        self.kv_cache = self._new_kv_cache(1)
+        self._make_state()
+        with torch.inference_mode(), compiling():
+            self.compute_logits(self._largest_step()[0])
+            for size in {min(1 << i, max_rows) for i in range(max_rows.bit_length() + 1)}:
+                self._decode_rows(size)
+        del self.kv_cache
+
     # ---- memory ----------------------------------------------------------------------------
 
     def _kv_budget(self) -> tuple[int, str]:
@@ -93,13 +107,15 @@ class CudaModelRunner(ModelRunner):
         peak = self.meter.peak_of(self._run_largest_step)
         graphs = 0
         if not self.config.enforce_eager:
-            self._make_state()
             graphs = self.meter.kept_by(lambda: self._capture([self.config.max_num_seqs]))
         del self.kv_cache
         return self.meter.memory(weights, peak, graphs)
 
+    def _largest_step(self) -> tuple[ModelInput, list[RowSampling]]:
+        return largest_step(self.config, self.max_model_len, self.block_size)
+
     def _run_largest_step(self) -> None:
-        inputs, rows = largest_step(self.config, self.max_model_len, self.block_size)
+        inputs, rows = self._largest_step()
         self.sampler(self.compute_logits(inputs), SamplingInput.from_rows(rows))
 
     # ---- a step ----------------------------------------------------------------------------

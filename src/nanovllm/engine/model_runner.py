@@ -114,6 +114,7 @@ class ModelRunner:
         )
         self.model = self._load_model()
         self.sampler = Sampler()
+        self._prepare()
         num_blocks = config.num_kvcache_blocks or self._num_blocks_in_budget()
         self.num_blocks = self.tp.minimum(num_blocks, device)
         self.kv_cache = self._new_kv_cache(self.num_blocks)
@@ -129,6 +130,9 @@ class ModelRunner:
             torch.set_default_dtype(previous)
         load_model(model, self.config.model)
         return model.eval()
+
+    def _prepare(self) -> None:
+        """Whatever the model needs besides its weights, before memory is measured."""
 
     def _kv_cache_shape(self, num_blocks: int) -> tuple[int, ...]:
         """[K and V, layers, blocks, block_size, this rank's KV heads, head_dim]."""

@@ -5,7 +5,10 @@ Triton is not installed. There the kernels' files can still be imported, and a k
 misses when it is launched.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 try:
@@ -14,7 +17,7 @@ try:
 except ImportError:
     triton = tl = None
 
-__all__ = ["cdiv", "jit", "next_power_of_2", "tl"]
+__all__ = ["cdiv", "compiling", "jit", "next_power_of_2", "tl"]
 
 _VARYING = ("batch", "num_rows", "num_splits", "table_stride")
 """Arguments that change from step to step: no kernel is compiled anew for some of their values."""
@@ -36,7 +39,31 @@ def jit(kernel: Callable[..., Any]) -> Any:
     """`triton.jit`, which interprets the kernel under `TRITON_INTERPRET=1`."""
     if triton is None:
         return _Absent(kernel.__name__)
-    return triton.jit(kernel, do_not_specialize=_VARYING)
+    if triton.knobs.runtime.interpret:
+        return triton.jit(kernel)
+    return _Kernel(kernel, do_not_specialize=_VARYING)
+
+
+_only_compiling: ContextVar[bool] = ContextVar("only_compiling", default=False)
+
+if triton is not None:
+
+    class _Kernel(triton.JITFunction):  # type: ignore[misc]
+        """A kernel that heeds `compiling`."""
+
+        def run(self, *args: Any, warmup: bool, **options: Any) -> Any:
+            return super().run(*args, warmup=warmup or _only_compiling.get(), **options)
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """In the block kernels that are launched do not run: they are compiled, all side by side."""
+    with ThreadPoolExecutor() as executor, triton.AsyncCompileMode(executor):
+        token = _only_compiling.set(True)
+        try:
+            yield
+        finally:
+            _only_compiling.reset(token)
 
 
 def cdiv(a: int, b: int) -> int:

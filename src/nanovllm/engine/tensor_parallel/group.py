@@ -103,8 +103,10 @@ def make_group(store: Store, rank: int, size: int, device: torch.device) -> Rank
         gloo._set_default_timeout(COLLECTIVE_TIMEOUT)
         return RankGroup(gloo)
     torch.cuda.set_device(device)  # where NCCL and Triton launch
-    # A lost peer must not take the process down, which on rank 0 is the user's.
+    # A lost peer, or a device that fails, must not take the process down: on rank 0 it is the
+    # user's, and another rank reports the cause before it ends.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
     options = torch_distributed.ProcessGroupNCCL.Options()
     options._timeout = COLLECTIVE_TIMEOUT
     return RankGroup(torch_distributed.ProcessGroupNCCL(store, rank, size, options))
