@@ -22,6 +22,7 @@ from paged_rows import (
     check_decode,
     check_prefill,
 )
+from peer_buffers import check_peer_all_reduce
 
 from nanovllm.kernels._triton import compiling
 from nanovllm.kernels.keep_tokens import keep_tokens
@@ -257,6 +258,13 @@ def test_a_row_draws_the_same_in_any_batch() -> None:
     for part in (slice(3, 4), slice(10, 37)):
         alone = draw(logits[part], temperatures[part], streams[part], positions[part])
         assert torch.equal(alone, together[part])
+
+
+@pytest.mark.spec("TP-1")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_peer_all_reduce(size: int, dtype: torch.dtype) -> None:
+    check_peer_all_reduce(size, dtype)
 
 
 @pytest.mark.spec("PRF-1")

@@ -17,7 +17,10 @@ try:
 except ImportError:
     triton = tl = None
 
-__all__ = ["cdiv", "compiling", "jit", "next_power_of_2", "tl"]
+__all__ = ["INTERPRETED", "cdiv", "compiling", "jit", "next_power_of_2", "tl"]
+
+INTERPRETED = triton is None or triton.knobs.runtime.interpret
+"""Whether kernels run without a GPU, step by step, and hence without its own instructions."""
 
 _VARYING = ("batch", "num_rows", "num_splits", "table_stride")
 """Arguments that change from step to step: no kernel is compiled anew for some of their values."""
@@ -39,7 +42,7 @@ def jit(kernel: Callable[..., Any]) -> Any:
     """`triton.jit`, which interprets the kernel under `TRITON_INTERPRET=1`."""
     if triton is None:
         return _Absent(kernel.__name__)
-    if triton.knobs.runtime.interpret:
+    if INTERPRETED:
         return triton.jit(kernel)
     return _Kernel(kernel, do_not_specialize=_VARYING)
 

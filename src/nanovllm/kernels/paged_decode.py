@@ -28,8 +28,8 @@ def decode_config(batch: int, head_dim: int, dtype: torch.dtype, bits: int) -> D
     """Tiles of 8 to 16 KiB of keys; several programs fit on a multiprocessor.
 
     Many sequences fill the GPU with programs, and small ones, longest first, balance best; few need
-    more loads in flight in each. A cache of `bits` = 8 is bound by its conversion, which wants many
-    small programs, too. Measured on an H200; the block size makes no difference there.
+    more loads in flight in each. A cache of `bits` = 8 is converted besides, which takes registers:
+    then fewer warps do more each. Measured on an H200; the block size makes no difference there.
     """
     if dtype == torch.float32:
         return DecodeConfig(block_n=32 if head_dim <= 128 else 16, num_warps=4, num_stages=2)
@@ -37,7 +37,9 @@ def decode_config(batch: int, head_dim: int, dtype: torch.dtype, bits: int) -> D
         return DecodeConfig(block_n=32, num_warps=4, num_stages=3)
     widen = 2 if head_dim <= 64 else 1
     if bits == 8:
-        return DecodeConfig(block_n=64 * widen, num_warps=2, num_stages=3)
+        if batch >= 192:
+            return DecodeConfig(block_n=64 * widen, num_warps=1, num_stages=3)
+        return DecodeConfig(block_n=(128 if batch >= 48 else 64) * widen, num_warps=2, num_stages=3)
     if batch >= 96:
         return DecodeConfig(block_n=32 * widen, num_warps=2, num_stages=4)
     return DecodeConfig(block_n=64 * widen, num_warps=4, num_stages=3)

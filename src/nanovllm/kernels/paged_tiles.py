@@ -7,6 +7,7 @@ tiles and with powers of two: Dao, "FlashAttention-2", 2023.
 from __future__ import annotations
 
 from nanovllm.kernels._triton import jit, tl
+from nanovllm.kernels.fp8_pairs import join_columns, split_columns, unpack_pairs
 
 LOG2_E = 1.4426950408889634
 """Launchers multiply the scale of the scores by it: exp(x) = exp2(x * log2(e))."""
@@ -50,33 +51,50 @@ def attend_tiles(
     Returns:
         The new (peak, total, acc).
     """
-    column = tl.arange(0, q.shape[1])[None, :]
-    # fp16 has every value of fp8, and there is an instruction that converts two at once.
     in_fp8: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth == 8
-    queries = q.to(tl.float16) if in_fp8 else q
+    per_word: tl.constexpr = 2 if in_fp8 else 1
+    if in_fp8:
+        keys = keys.to(tl.pointer_type(tl.int16))
+        values = values.to(tl.pointer_type(tl.int16))
+        q_even, q_odd = split_columns(q.to(tl.float16))
+        acc_even, acc_odd = split_columns(acc)
+    column = tl.arange(0, q.shape[1] // per_word)[None, :]
     for start in range(begin, end, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         if MASKED:
             block = tl.load(table + n // BLOCK_SIZE, n < end, 0)
         else:
             block = tl.load(table + n // BLOCK_SIZE)
-        slot = block.to(tl.int64) * block_stride + n % BLOCK_SIZE * slot_stride
+        slot = block.to(tl.int64) * (block_stride // per_word)
+        slot += n % BLOCK_SIZE * (slot_stride // per_word)
         offset = slot[:, None] + column
         if MASKED or q.shape[1] != HEAD_DIM:
-            inside = (n < end)[:, None] & (column < HEAD_DIM)
-            k = tl.load(keys + offset, inside, 0.0)
-            v = tl.load(values + offset, inside, 0.0)
+            inside = (n < end)[:, None] & (column < HEAD_DIM // per_word)
+            k = tl.load(keys + offset, inside, 0)
+            v = tl.load(values + offset, inside, 0)
         else:
             k = tl.load(keys + offset)
             v = tl.load(values + offset)
-        scores = tl.dot(queries, tl.trans(k.to(queries.dtype)), input_precision="ieee")
+        if in_fp8:
+            k_even, k_odd = unpack_pairs(tl.trans(k))
+            scores = tl.dot(q_odd, k_odd, tl.dot(q_even, k_even))
+        else:
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if MASKED:
             scores = tl.where(n[None, :] < seen[:, None], scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1) * scale)
         weights = tl.exp2(scores * scale - new_peak[:, None])
         shrink = tl.exp2(peak - new_peak)
         total = total * shrink + tl.sum(weights, 1)
-        acc = acc * shrink[:, None]
-        acc = tl.dot(weights.to(queries.dtype), v.to(queries.dtype), acc, input_precision="ieee")
+        if in_fp8:
+            weights = weights.to(tl.float16)
+            v_even, v_odd = unpack_pairs(v)
+            acc_even = tl.dot(weights, v_even, acc_even * shrink[:, None])
+            acc_odd = tl.dot(weights, v_odd, acc_odd * shrink[:, None])
+        else:
+            acc = acc * shrink[:, None]
+            acc = tl.dot(weights.to(q.dtype), v, acc, input_precision="ieee")
         peak = new_peak
+    if in_fp8:
+        acc = join_columns(acc_even, acc_odd)
     return peak, total, acc

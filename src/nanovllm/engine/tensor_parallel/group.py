@@ -10,11 +10,15 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from nanovllm.engine.tensor_parallel.peer_memory import PeerMemory, meet_peers
+from nanovllm.kernels.peer_all_reduce import peer_all_reduce
+from nanovllm.layers.parallel import TensorParallel
+
 torch_distributed: Any = dist  # its stubs leave out most of what is used here
 
 LOCAL_HOST = "127.0.0.1"
 
-STORE_TIMEOUT = timedelta(seconds=10)
+STORE_TIMEOUT = timedelta(seconds=8)
 """For what the others tell in the store: they run already when a group is made."""
 
 MEETING_TIMEOUT = timedelta(seconds=8)
@@ -41,13 +45,20 @@ class Store(Protocol):
 class RankGroup:
     """A group of torch that can be broken, and given up while layers still refer to it.
 
-    A backend by itself, not registered as the one default group of the process.
+    A backend by itself, not registered as the one default group of the process. With `peers`, it
+    leaves short sums to `peer_all_reduce`.
     """
 
-    def __init__(self, backend: Any) -> None:
+    def __init__(self, backend: Any, peers: PeerMemory | None = None) -> None:
         self._backend = backend
+        self._peers = peers
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work | None:
+        if self._peers is not None and opts.reduceOp == dist.ReduceOp.SUM:
+            (x,) = tensors
+            if self._peers.buffers.takes(x):
+                peer_all_reduce(x, self._peers.buffers)
+                return None
         work: dist.Work | None = self._backend.allreduce(tensors, opts)
         return work
 
@@ -64,6 +75,8 @@ class RankGroup:
 
         In a thread, since NCCL (2.26 and later) waits until no CUDA graph refers to the group.
         """
+        if self._peers is not None:
+            self._peers.abort()
         thread = threading.Thread(target=self._backend.abort, daemon=True)
         thread.start()
         return thread
@@ -71,7 +84,7 @@ class RankGroup:
     def close(self) -> None:
         """Free its ports and memory."""
         self.abort().join(ABORT_TIMEOUT)
-        self._backend = None
+        self._backend = self._peers = None
 
 
 def new_store() -> tuple[Store, int]:
@@ -109,4 +122,8 @@ def make_group(store: Store, rank: int, size: int, device: torch.device) -> Rank
     os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
     options = torch_distributed.ProcessGroupNCCL.Options()
     options._timeout = COLLECTIVE_TIMEOUT
-    return RankGroup(torch_distributed.ProcessGroupNCCL(store, rank, size, options))
+    nccl = torch_distributed.ProcessGroupNCCL(store, rank, size, options)
+    peers = meet_peers(store, rank, size, device)
+    group = RankGroup(nccl)
+    all_have = TensorParallel(rank, size, group).minimum(int(peers is not None), device)
+    return RankGroup(nccl, peers) if all_have else group

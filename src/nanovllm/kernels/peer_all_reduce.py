@@ -1,0 +1,166 @@
+"""The sum of every rank's vector, by writing straight into the memory of the others.
+
+A decode step has two sums a layer, each of a few hundred KiB: what they cost is latency, and a
+library's ring takes 20 us. Here a rank sends every four bytes of its vector to all others as an
+eight-byte word, the other half of which is the number of the call, and adds up the words that the
+others sent when all of them have come. A word arrives whole, so that no fence and no barrier is
+needed; the protocol is NCCL's "LL" (Hu et al., "Demystifying NCCL", 2025).
+
+Words of one call and of the next one go to different halves of the buffer. Two halves are enough: a
+rank that sends for call n has all words of call n - 1, whose senders were done with call n - 2.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from nanovllm.kernels._triton import cdiv, jit, tl
+
+_BLOCK = 512
+"""Words of one program."""
+
+
+class PeerBuffers(NamedTuple):
+    """What a rank calls `peer_all_reduce` with, each time.
+
+    Attributes:
+        rank, size: of the ranks.
+        capacity: words of the longest vector, a multiple of the words of a program.
+        addresses: int64 [size], where each rank's buffer, int64 [2, size, capacity], is found from
+            this rank's device; all zeros at first.
+        calls: int32 [capacity / words of a program], zeros at first: the calls that a program has
+            taken part in.
+        aborted: int32 [1] on the device; not 0 ends all waiting, and the sums are void.
+    """
+
+    rank: int
+    size: int
+    capacity: int
+    addresses: torch.Tensor
+    calls: torch.Tensor
+    aborted: torch.Tensor
+
+    def takes(self, x: torch.Tensor) -> bool:
+        """Whether `peer_all_reduce` can do it: not too long, and whole words."""
+        return x.nbytes <= 4 * self.capacity and x.nbytes % 4 == 0 and x.is_contiguous()
+
+
+def num_programs(capacity: int) -> int:
+    """Programs of the longest vector: the length of `PeerBuffers.calls`."""
+    assert capacity % _BLOCK == 0, capacity
+    return capacity // _BLOCK
+
+
+def peer_all_reduce_reference(vectors: list[torch.Tensor]) -> torch.Tensor:
+    """What `peer_all_reduce` leaves in the vector of every rank."""
+    total = vectors[0].float()
+    for x in vectors[1:]:
+        total = total + x.float()
+    return total.to(vectors[0].dtype)
+
+
+def peer_all_reduce(x: torch.Tensor, buffers: PeerBuffers) -> None:
+    """Overwrites x, of any shape, in fp32, fp16 or bf16, by the sum of the x of all ranks.
+
+    Every rank adds in the same order and so gets the same bits. All ranks have to make the same
+    calls with x of equal sizes. What `buffers.takes` refuses must not be passed.
+    """
+    assert buffers.takes(x), (x.shape, x.dtype, x.stride())
+    words = x.view(-1).view(torch.int32)
+    _peer_all_reduce_kernel[(cdiv(len(words), _BLOCK),)](
+        words,
+        buffers.addresses,
+        buffers.calls,
+        buffers.aborted,
+        len(words),
+        DTYPE=getattr(tl, str(x.dtype).removeprefix("torch.")),
+        RANK=buffers.rank,
+        SIZE=buffers.size,
+        CAPACITY=buffers.capacity,
+        BLOCK=_BLOCK,
+        num_warps=4,
+    )
+
+
+@jit
+def _peer_all_reduce_kernel(
+    x,
+    addresses,
+    calls,
+    aborted,
+    num_words,
+    DTYPE: tl.constexpr,
+    RANK: tl.constexpr,
+    SIZE: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    program = tl.program_id(0)
+    i = program * BLOCK + tl.arange(0, BLOCK)
+    inside = i < num_words
+    mine = tl.load(x + i, inside, 0)
+    call = tl.load(calls + program) + 1
+    half = call % 2 * (SIZE * CAPACITY)
+    sent = (call.to(tl.int64) << 32) | (mine.to(tl.int64) & 0xFFFFFFFF)
+    for step in tl.static_range(1, SIZE):
+        peer = (RANK + step) % SIZE
+        to = tl.load(addresses + peer).to(tl.pointer_type(tl.int64)) + half + RANK * CAPACITY
+        tl.store(to + i, sent, inside)
+
+    received = tl.load(addresses + RANK).to(tl.pointer_type(tl.int64)) + half
+    low = tl.zeros([BLOCK], tl.float32)
+    high = tl.zeros([BLOCK], tl.float32)
+    for peer in tl.static_range(SIZE):
+        if peer == RANK:
+            words = mine
+        else:
+            words = _wait_for(received + peer * CAPACITY + i, inside, call, aborted)
+        low += _low(words, DTYPE)
+        high += _high(words, DTYPE)
+    tl.store(x + i, _word(low, high, DTYPE), inside)
+    tl.store(calls + program, call)
+
+
+@jit
+def _wait_for(words, inside, call, aborted):
+    """The words at these pointers, when they are those of this call."""
+    got = tl.load(words, inside, 0, volatile=True)
+    missing = tl.sum((inside & ((got >> 32) != call)).to(tl.int32), 0)
+    while missing > 0:
+        got = tl.load(words, inside, 0, volatile=True)
+        missing = tl.sum((inside & ((got >> 32) != call)).to(tl.int32), 0)
+        if tl.load(aborted, volatile=True) != 0:
+            missing = 0
+    return got.to(tl.int32)
+
+
+@jit
+def _low(words, DTYPE: tl.constexpr):
+    """The first value in a word; the only one if it has four bytes."""
+    if DTYPE.primitive_bitwidth == 32:
+        value = words.to(DTYPE, bitcast=True)
+    else:
+        value = words.to(tl.int16).to(DTYPE, bitcast=True)
+    return value.to(tl.float32)
+
+
+@jit
+def _high(words, DTYPE: tl.constexpr):
+    """The second one; anything if there is none."""
+    if DTYPE.primitive_bitwidth == 32:
+        value = words
+    else:
+        value = (words >> 16).to(tl.int16).to(DTYPE, bitcast=True)
+    return value.to(tl.float32)
+
+
+@jit
+def _word(low, high, DTYPE: tl.constexpr):
+    if DTYPE.primitive_bitwidth == 32:
+        word = low.to(tl.int32, bitcast=True)
+    else:
+        first = low.to(DTYPE).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        word = (high.to(DTYPE).to(tl.int16, bitcast=True).to(tl.int32) << 16) | first
+    return word

@@ -1,0 +1,56 @@
+"""Peer memory of several ranks on one device: what the others send is there before one asks."""
+
+import torch
+from paged_rows import DEVICE
+
+from nanovllm.kernels.peer_all_reduce import (
+    PeerBuffers,
+    num_programs,
+    peer_all_reduce,
+    peer_all_reduce_reference,
+)
+
+CAPACITY = 2048
+
+
+def make_buffers(size: int) -> tuple[torch.Tensor, list[PeerBuffers]]:
+    """Memory [rank, half, sender, word], and what each rank has."""
+    memory = torch.zeros(size, 2, size, CAPACITY, dtype=torch.int64, device=DEVICE)
+    addresses = torch.tensor([part.data_ptr() for part in memory], device=DEVICE)
+    return memory, [
+        PeerBuffers(
+            rank,
+            size,
+            CAPACITY,
+            addresses,
+            torch.zeros(num_programs(CAPACITY), dtype=torch.int32, device=DEVICE),
+            torch.zeros(1, dtype=torch.int32, device=DEVICE),
+        )
+        for rank in range(size)
+    ]
+
+
+def words_of(x: torch.Tensor, call: int) -> torch.Tensor:
+    return (call << 32) | (x.view(torch.int32).long() & 0xFFFFFFFF)
+
+
+def check_peer_all_reduce(size: int, dtype: torch.dtype) -> None:
+    """Every rank gets the same sum, in calls of several lengths."""
+    torch.manual_seed(size)
+    memory, buffers = make_buffers(size)
+    for call, length in enumerate((2, 2048, 1000, 1026), start=1):
+        vectors = [torch.randn(length, device=DEVICE).to(dtype) for _ in range(size)]
+        expected = peer_all_reduce_reference(vectors)
+        words = torch.arange(length * dtype.itemsize // 4, device=DEVICE)
+        for rank in range(size):
+            # The first program has taken part in all calls, the last ones in the long ones only.
+            calls = buffers[rank].calls.repeat_interleave(CAPACITY // num_programs(CAPACITY)) + 1
+            calls = calls[words].long()
+            for sender in range(size):
+                sent = words_of(vectors[sender], 0) | (calls << 32)
+                memory[rank, calls % 2, sender, words] = sent
+        for rank in range(size):
+            x = vectors[rank].clone()
+            peer_all_reduce(x, buffers[rank])
+            assert torch.equal(x, expected), (call, rank)
+            assert buffers[rank].calls[0] == call

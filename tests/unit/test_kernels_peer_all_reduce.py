@@ -1,0 +1,57 @@
+"""Sums by peer memory, one rank at a time."""
+
+import pytest
+import torch
+from paged_rows import DEVICE
+from peer_buffers import check_peer_all_reduce, make_buffers, words_of
+
+from nanovllm.kernels.peer_all_reduce import peer_all_reduce
+
+
+@pytest.mark.spec("TP-1")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_every_rank_gets_the_same_sum(size: int, dtype: torch.dtype) -> None:
+    check_peer_all_reduce(size, dtype)
+
+
+@pytest.mark.spec("TP-1")
+def test_what_a_rank_sends_is_where_the_others_look_for_it() -> None:
+    memory, buffers = make_buffers(3)
+    x = torch.arange(1, 7, dtype=torch.int32, device=DEVICE).view(torch.float32)
+    sent = words_of(x, 1)
+    buffers[1].aborted.fill_(1)
+    peer_all_reduce(x, buffers[1])
+    for peer in (0, 2):
+        assert torch.equal(memory[peer, 1, 1, :6], sent)
+        assert not memory[peer, 0].any()
+        assert not memory[peer, 1, [0, 2]].any()
+        assert not memory[peer, 1, 1, 6:].any()
+    assert not memory[1].any()
+
+
+@pytest.mark.spec("TP-4")
+def test_an_abort_ends_the_waiting() -> None:
+    _, buffers = make_buffers(2)
+    buffers[0].aborted.fill_(1)
+    peer_all_reduce(torch.ones(512, device=DEVICE), buffers[0])
+    assert buffers[0].calls[0] == 1
+
+
+@pytest.mark.spec("TP-5")
+@pytest.mark.parametrize(
+    ("shape", "dtype", "taken"),
+    [
+        ((2048,), torch.float32, True),
+        ((2, 1024), torch.bfloat16, True),
+        ((4096,), torch.float16, True),
+        ((2049,), torch.float32, False),
+        ((3,), torch.bfloat16, False),
+    ],
+)
+def test_what_is_left_to_the_library(
+    shape: tuple[int, ...], dtype: torch.dtype, taken: bool
+) -> None:
+    _, (buffers, _) = make_buffers(2)
+    assert buffers.takes(torch.zeros(shape, dtype=dtype, device=DEVICE)) == taken
+    assert not buffers.takes(torch.zeros(8, 8, device=DEVICE)[:, :4])
