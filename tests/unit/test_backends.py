@@ -57,8 +57,12 @@ def test_what_flash_attn_cannot(flash_attn: None, limits: tuple, message: str) -
 
 
 @pytest.mark.spec("CFG-2")
-def test_what_triton_cannot() -> None:
+def test_what_triton_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     TritonBackend().check(Needs(CUDA, FP32, FP8, 1, 256))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(ValueError, match=r"\(8, 9\), this GPU has \(8, 0\); 'torch'"):
+        TritonBackend().check(Needs(CUDA, FP32, FP8, 1, 256))
     with pytest.raises(ValueError, match="needs a CUDA device"):
         TritonBackend().check(Needs(CPU, FP32, FP32, 16, 64))
     with pytest.raises(ValueError, match="head_dim <= 256, got 512"):

@@ -56,17 +56,17 @@ class FlashBackend(TritonBackend):
     default_block_size = BLOCK_MULTIPLE
 
     def check(self, needs: Needs) -> None:
-        super().check(needs)
         option = f"attention_backend={self.name!r}"
-        if needs.dtype not in (torch.float16, torch.bfloat16):
-            raise ValueError(
-                f"{option} computes in float16 or bfloat16, not {needs.dtype}; "
-                "'triton' and 'torch' take float32"
-            )
         if needs.kv_dtype != needs.dtype:
             raise ValueError(
                 f"{option} keeps keys and values in {needs.dtype}, not {needs.kv_dtype}; "
                 "'triton' and 'torch' take kv_cache_dtype='fp8'"
+            )
+        super().check(needs)
+        if needs.dtype not in (torch.float16, torch.bfloat16):
+            raise ValueError(
+                f"{option} computes in float16 or bfloat16, not {needs.dtype}; "
+                "'triton' and 'torch' take float32"
             )
         if needs.block_size % BLOCK_MULTIPLE:
             raise ValueError(

@@ -16,6 +16,8 @@ from nanovllm.layers.rotary_embedding import Rotation
 PROGRAMS_WANTED = 64
 """Sequences that keep a large GPU busy; fewer split their contexts over several programs."""
 MAX_SPLITS = 16
+FP8_CAPABILITY = (8, 9)
+"""First GPUs that have an instruction to convert fp8."""
 
 
 class TritonContext:
@@ -78,6 +80,13 @@ class TritonBackend:
             raise ValueError(
                 f"{option} takes head_dim <= 256, got {needs.head_dim}; 'torch' has no limit"
             )
+        if needs.kv_dtype.itemsize == 1:
+            capability = torch.cuda.get_device_capability(needs.device)
+            if capability < FP8_CAPABILITY:
+                raise ValueError(
+                    f"{option} with kv_cache_dtype='fp8' needs compute capability "
+                    f"{FP8_CAPABILITY}, this GPU has {capability}; 'torch' needs none"
+                )
 
     def context(self, kv_cache: torch.Tensor, inputs: AttentionInput) -> ForwardContext:
         return TritonContext(kv_cache, inputs)
