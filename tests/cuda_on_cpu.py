@@ -10,7 +10,7 @@ from nanovllm.engine import cuda_buffers, cuda_runner, decode_state
 from nanovllm.engine.cuda_runner import CudaModelRunner
 from nanovllm.engine.model_runner import ModelRunner
 from nanovllm.kernels.decode_inputs import decode_inputs_reference
-from nanovllm.kernels.keep_tokens import keep_tokens_reference
+from nanovllm.kernels.keep_tokens import keep_tokens_reference, post_tokens_reference
 from nanovllm.kernels.sample import sample_reference
 from nanovllm.layers.backends import select_backend
 from nanovllm.layers.parallel import TensorParallel
@@ -39,6 +39,7 @@ def run_on_cpu(patch: pytest.MonkeyPatch) -> None:
         "send": (send, (decode_state, cuda_runner)),
         "decode_inputs": (decode_inputs_reference, (cuda_runner,)),
         "keep_tokens": (keep_tokens_reference, (cuda_runner,)),
+        "post_tokens": (post_tokens_reference, (cuda_runner,)),
         "sample": (sample_reference, (cuda_runner,)),
     }
     for name, (stand_in, modules) in replaced.items():

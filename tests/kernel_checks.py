@@ -8,7 +8,7 @@ from paged_rows import DEVICE, Shape
 
 from nanovllm.kernels.decode_inputs import decode_inputs, decode_inputs_reference
 from nanovllm.kernels.gumbel_noise import seed_streams
-from nanovllm.kernels.keep_tokens import keep_tokens, keep_tokens_reference
+from nanovllm.kernels.keep_tokens import keep_tokens, keep_tokens_reference, post_tokens
 from nanovllm.kernels.qk_norm_rope_store import qk_norm_rope_store, qk_norm_rope_store_reference
 from nanovllm.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
 from nanovllm.kernels.sample import sample, sample_reference
@@ -102,18 +102,42 @@ def check_store(shape: Shape, num_tokens: int) -> None:
 def check_decode_inputs(batch: int, block_size: int) -> None:
     torch.manual_seed(batch)
     capacity, width = batch + 3, 5
-    table_rows = torch.randperm(capacity)[:batch].int()
-    context_lens = torch.randint(1, width * block_size + 1, (batch,), dtype=torch.int32)
-    padding = torch.arange(batch) % 4 == 3
-    table_rows[padding], context_lens[padding] = -1, 0
-    last_tokens = torch.randint(2**40, (capacity,))
-    block_tables = torch.randint(2**31 - 1, (capacity, width), dtype=torch.int32)
-    inputs = (x.to(DEVICE) for x in (table_rows, context_lens, last_tokens, block_tables))
-    args = (*inputs, block_size)
-    out = torch.full((2, 3, batch + 1), -7, device=DEVICE)
-    decode_inputs(*args, *out[0, :, :batch])
-    decode_inputs_reference(*args, *out[1, :, :batch])
-    assert torch.equal(out[0], out[1])
+    mail = torch.empty(2, 3, batch + 2, dtype=torch.int32)
+    row = torch.arange(batch + 2)
+    for slot in mail:
+        slot[0] = torch.randperm(capacity)[: batch + 2].int()
+        slot[1] = torch.randint(1, width * block_size + 1, (batch + 2,), dtype=torch.int32)
+        slot[2] = torch.where(row % 3 == 0, 2**31 - 2 - row, -1)
+        slot[:, row % 4 == 3] = torch.tensor([[-1], [0], [-1]], dtype=torch.int32)
+    last_tokens = torch.randint(2**40, (capacity,), device=DEVICE)
+    block_tables = torch.randint(2**31 - 1, (capacity, width), dtype=torch.int32, device=DEVICE)
+    for number in (0, 7):
+        turn = torch.tensor([number], device=DEVICE)
+        tables = block_tables.clone(), block_tables.clone()
+        rows = torch.full((2, 2, batch + 1), -7, dtype=torch.int32, device=DEVICE)
+        out = torch.full((2, 3, batch + 1), -7, device=DEVICE)
+        for i, function in enumerate((decode_inputs, decode_inputs_reference)):
+            written = *rows[i, :, :batch], *out[i, :, :batch]
+            function(mail.to(DEVICE), turn, last_tokens, tables[i], block_size, *written)
+        assert torch.equal(rows[0], rows[1])
+        assert torch.equal(rows[0, :, :batch].cpu(), mail[number % 2, :2, :batch])
+        assert torch.equal(out[0], out[1])
+        assert torch.equal(*tables)
+        assert (tables[0] != block_tables).any()
+
+
+def check_post_tokens(batch: int, pinned: bool) -> None:
+    """`pinned`: the mail is in the host's memory, as it is in an engine."""
+    mail = torch.full((2, batch + 1), -7)
+    mail = mail.pin_memory() if pinned else mail.to(DEVICE)
+    turn = torch.tensor([4], device=DEVICE)
+    for tokens in (torch.arange(batch), torch.arange(batch - 1) - 1, torch.arange(batch) + 9):
+        post_tokens(tokens.to(DEVICE), mail, turn)
+    if pinned:
+        torch.cuda.synchronize()
+    assert turn.tolist() == [7]
+    assert mail[0].tolist() == [*range(9, batch + 9), -7]
+    assert mail[1].tolist() == [*range(-1, batch - 2), -7, -7]
 
 
 def check_keep_tokens(batch: int) -> None:

@@ -6,6 +6,7 @@ from kernel_checks import (
     check_decode_inputs,
     check_keep_tokens,
     check_padding_is_greedy,
+    check_post_tokens,
     check_rms_norm,
     check_sample,
     check_silu_and_mul,
@@ -179,7 +180,11 @@ def test_a_cache_in_float8(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("sizes", [(1, 4096, 1024), (1, 1025, 3072), (4, 2048, 1000)], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 4096, 1024), (1, 1025, 3072), (2, 2048, 1000), (8, 4096, 1024), (16, 999, 3072)],
+    ids=str,
+)
 def test_small_linear(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
     check_small_linear(*sizes, dtype)
 
@@ -215,6 +220,12 @@ def test_decode_inputs(batch: int, block_size: int) -> None:
 @pytest.mark.parametrize("batch", [1, 17, 128, 1000])
 def test_keep_tokens(batch: int) -> None:
     check_keep_tokens(batch)
+
+
+@pytest.mark.spec("SMP-5")
+@pytest.mark.parametrize("batch", [2, 130])
+def test_post_tokens(batch: int) -> None:
+    check_post_tokens(batch, pinned=True)
 
 
 @pytest.mark.spec("SMP-1")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nanovllm.engine.decode_state import DecodeState, Seats
+from nanovllm.engine.decode_state import NO_BLOCK, DecodeState, Seats
 from nanovllm.engine.sequence import Sequence, SequenceStatus
 from nanovllm.engine.step import ScheduledRow
 from nanovllm.sampling_params import SamplingParams
@@ -22,7 +22,8 @@ def running(seq_id: int, blocks: list[int], **params: object) -> Sequence:
 
 
 def row(seq: Sequence) -> ScheduledRow:
-    return ScheduledRow(seq, 0, 1, array("i", seq.block_table), True)
+    end = 2 * len(seq.block_table)
+    return ScheduledRow(seq, end - 1, end, array("i", seq.block_table), True)
 
 
 class Device:
@@ -32,11 +33,15 @@ class Device:
         self.seats = Seats(NUM_SEATS, MAX_BLOCKS)
         self.state = DecodeState(NUM_SEATS, MAX_BLOCKS, torch.device("cpu"))
 
-    def step(self, *seqs: Sequence) -> list[int]:
+    def step(self, *seqs: Sequence, decodes: bool = False) -> list[int]:
         """The seats of a step; afterwards every table on the device is its sequence's."""
-        seats, self.updates = self.seats.take([row(seq) for seq in seqs])
+        rows = [row(seq) for seq in seqs]
+        seats, self.new_blocks, self.updates = self.seats.take(rows, decodes)
         flat = self.state.block_tables.view(-1)
         flat[self.updates.table_index] = torch.from_numpy(self.updates.table_value)
+        for seat, seq, block in zip(seats, seqs, self.new_blocks, strict=True):
+            if block != NO_BLOCK:
+                self.state.block_tables[seat, len(seq.block_table) - 1] = int(block)
         for seat, seq in zip(seats, seqs, strict=True):
             table = self.state.block_tables[seat, : len(seq.block_table)]
             assert table.tolist() == seq.block_table.tolist()
@@ -54,6 +59,20 @@ def test_only_what_is_new_of_a_table_is_sent() -> None:
     seq.block_table.append(9)
     device.step(seq)
     assert device.updates.table_value.tolist() == [9]
+
+
+@pytest.mark.spec("KV-1")
+def test_the_next_block_of_a_decode_goes_with_its_row() -> None:
+    device, seq, other = Device(), running(0, [7]), running(1, [5, 4])
+    device.step(seq, other, decodes=True)
+    assert device.new_blocks.tolist() == [7, NO_BLOCK]
+    assert device.updates.table_value.tolist() == [5, 4]
+    seq.block_table.append(9)
+    device.step(other, seq, decodes=True)
+    assert device.new_blocks.tolist() == [NO_BLOCK, 9]
+    assert not len(device.updates.table_value)
+    device.step(other, seq, decodes=True)
+    assert device.new_blocks.tolist() == [NO_BLOCK, NO_BLOCK]
 
 
 @pytest.mark.spec("SCH-8", "KV-1")

@@ -8,6 +8,7 @@ import torch
 from kernel_checks import (
     check_decode_inputs,
     check_keep_tokens,
+    check_post_tokens,
     check_rms_norm,
     check_silu_and_mul,
     check_small_linear,
@@ -36,7 +37,9 @@ def test_silu_and_mul(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("sizes", [(1, 33, 100), (3, 6, 2300)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(1, 33, 100), (1, 6, 2300), (3, 6, 2300), (16, 40, 100)], ids=str
+)
 def test_small_linear(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
     check_small_linear(*sizes, dtype)
 
@@ -67,6 +70,12 @@ def test_decode_inputs(batch: int, block_size: int) -> None:
 @pytest.mark.parametrize("batch", [1, 130])
 def test_keep_tokens(batch: int) -> None:
     check_keep_tokens(batch)
+
+
+@pytest.mark.spec("SMP-5")
+@pytest.mark.parametrize("batch", [2, 130])
+def test_post_tokens(batch: int) -> None:
+    check_post_tokens(batch, pinned=False)
 
 
 @pytest.mark.spec("KV-6")

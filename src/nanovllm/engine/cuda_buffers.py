@@ -1,17 +1,14 @@
 """Buffers between host and device that are made once: a step's way in, and its tokens' way out."""
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import cycle
 
 import torch
 
-from nanovllm.engine.decode_state import PADDING, Int32
+from nanovllm.engine.decode_state import NO_BLOCK, PADDING, Int32
 
-
-def _events(buffers: Iterable[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.cuda.Event]]:
-    """The buffers in turn, each with the event that says when it is done with."""
-    return cycle((buffer, timed_event()) for buffer in buffers)
+PADDING_ROW = torch.tensor([[PADDING], [0], [NO_BLOCK]], dtype=torch.int32)
+"""Seat, context length and new block of a row that is not there."""
 
 
 def timed_event() -> torch.cuda.Event:
@@ -20,41 +17,63 @@ def timed_event() -> torch.cuda.Event:
 
 
 class DecodeInputs:
-    """The static inputs of decode steps, and the pinned rows that they are staged in.
+    """The static inputs of decode steps, and the mail between host and device.
+
+    The device counts the decode steps that it has done, the host those that it has launched; the
+    mail of a step is in the slots of its number modulo 2.
 
     Attributes:
-        seats, context_lens: int32 [max_rows]; padding rows have seat -1 and length 0.
+        to_device: int32 [2, 3, max_rows] pinned, the seats, context lengths and new blocks of a
+            step, see `decode_inputs`.
+        to_host: int64 [2, max_rows] pinned, the tokens of a step; -1 where none could be drawn.
+        turn: int64 [1], the steps done.
+        seats, context_lens: int32 [max_rows], out of the mail.
         input_ids, positions, slot_mapping: int64 [max_rows], derived from these on the device.
-        tokens: int64 [max_rows], what was sampled; -1 where nothing could be.
+        tokens: int64 [max_rows], what was drawn.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
-        self._staged = torch.tensor([[PADDING], [0]], dtype=torch.int32, device=device).repeat(
-            1, max_rows
-        )
-        self.seats, self.context_lens = self._staged
+        self.to_device = torch.empty(2, 3, max_rows, dtype=torch.int32, pin_memory=True)
+        self.to_host = torch.empty(2, max_rows, dtype=torch.int64, pin_memory=True)
+        self.turn = torch.zeros(1, dtype=torch.int64, device=device)
+        self.seats = torch.full((max_rows,), PADDING, dtype=torch.int32, device=device)
+        self.context_lens = torch.zeros_like(self.seats)
         self.input_ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self.positions = torch.zeros_like(self.input_ids)
         self.slot_mapping = torch.zeros_like(self.input_ids)
         self.tokens = torch.zeros_like(self.input_ids)
         self.cu_seqlens_q = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
-        self._pinned = _events(
-            torch.empty(2, max_rows, dtype=torch.int32, pin_memory=True) for _ in range(2)
-        )
+        self._done = (timed_event(), timed_event())
+        self.restart()
 
-    def stage(self, seats: Int32, context_lens: Int32, size: int) -> None:
-        """Send a step of `len(seats)` rows, padded to `size`, in one copy that nobody waits for."""
-        pinned, sent = next(self._pinned)
-        sent.synchronize()
-        rows, count = pinned.numpy(), len(seats)
-        rows[0, :count], rows[1, :count] = seats, context_lens
-        rows[0, count:size], rows[1, count:size] = PADDING, 0
-        self._staged.copy_(pinned, non_blocking=True)
-        sent.record()
+    def restart(self) -> None:
+        """Nothing launched; the device is idle."""
+        self._launched = 0
+        self.turn.zero_()
+        self.to_device.copy_(PADDING_ROW)
+
+    def stage(self, seats: Int32, context_lens: Int32, new_blocks: Int32, size: int) -> None:
+        """Mail a step of `len(seats)` rows, padded to `size`, that is launched next."""
+        slot, count = self._launched % 2, len(seats)
+        self._done[slot].synchronize()  # of the step before last, which the slot belonged to
+        rows = self.to_device[slot].numpy()
+        rows[:, :count] = seats, context_lens, new_blocks
+        rows[:, count:size] = PADDING_ROW
+
+    def launched(self) -> None:
+        """The step that was staged is on its way."""
+        self._done[self._launched % 2].record()
+        self._launched += 1
+
+    def tokens_of_last(self, count: int) -> "TokenCopy":
+        """Those of the step that was launched last, when it is done."""
+        slot = (self._launched - 1) % 2
+        return TokenCopy(self.to_host[slot, :count], self._done[slot])
 
 
 class TokenCopies:
-    """Pinned buffers that take turns, so that a copy may be under way while the next one starts.
+    """For steps without mail: pinned buffers that take turns, as one may be waited for while the
+    next copy starts.
 
     Args:
         max_tokens: of one copy.
@@ -62,8 +81,9 @@ class TokenCopies:
     """
 
     def __init__(self, max_tokens: int, depth: int = 2) -> None:
-        self._slots = _events(
-            torch.empty(max_tokens, dtype=torch.int64, pin_memory=True) for _ in range(depth)
+        self._slots = cycle(
+            (torch.empty(max_tokens, dtype=torch.int64, pin_memory=True), timed_event())
+            for _ in range(depth)
         )
 
     def start(self, tokens: torch.Tensor) -> "TokenCopy":

@@ -34,7 +34,7 @@ from nanovllm.engine.sequence import Sequence
 from nanovllm.engine.step import ScheduledRow, ScheduledStep
 from nanovllm.kernels._triton import compiling
 from nanovllm.kernels.decode_inputs import decode_inputs
-from nanovllm.kernels.keep_tokens import keep_tokens
+from nanovllm.kernels.keep_tokens import keep_tokens, post_tokens
 from nanovllm.kernels.sample import sample
 from nanovllm.layers.backend import AttentionInput, Backend
 from nanovllm.layers.parallel import TensorParallel
@@ -74,7 +74,9 @@ class CudaModelRunner(ModelRunner):
 
     @torch.inference_mode()
     def _capture(self, batch_sizes: list[int]) -> DecodeGraphs:
-        return DecodeGraphs(self._decode_rows, batch_sizes)
+        graphs = DecodeGraphs(self._decode_rows, batch_sizes)
+        self.inputs.restart()
+        return graphs
 
     def _prepare(self) -> None:
         """Compile the kernels of prompts and of decode steps, which one by one takes far longer.
@@ -132,18 +134,19 @@ class CudaModelRunner(ModelRunner):
         if decodes:
             # The longest first, so that the programs that start last are short.
             rows = tuple(sorted(rows, key=lambda row: -row.end))
-        seats, updates = self.seats.take(rows)
+        seats, new_blocks, updates = self.seats.take(rows, decodes)
         self.update(updates)
         if decodes:
             context_lens = np.fromiter((row.end for row in rows), dtype=np.int32, count=len(rows))
-            return self._finish(self.decode(seats, context_lens), rows, seats, drawn=True)
+            logits = self.decode(seats, context_lens, new_blocks)
+            return self._finish(logits, rows, seats, self.inputs.tokens_of_last(len(rows)))
         inputs = prepare_model_input(step, self.block_size)
         name_pending_tokens(inputs, seats)
         logits = self.compute_logits(inputs)
         picked = [i for i, row in enumerate(rows) if row.samples]
         if not picked:
             return DoneStep(StepResult())
-        return self._finish(logits, [rows[i] for i in picked], seats[picked], drawn=False)
+        return self._finish(logits, [rows[i] for i in picked], seats[picked], None)
 
     def needs_last_tokens(self, step: ScheduledStep) -> bool:
         return not all(self.seats.is_plain(row.seq) for row in step.rows if row.samples)
@@ -169,13 +172,16 @@ class CudaModelRunner(ModelRunner):
         self.state.apply(updates)
 
     @torch.inference_mode()
-    def decode(self, seats: Int32, context_lens: Int32) -> torch.Tensor:
+    def decode(self, seats: Int32, context_lens: Int32, new_blocks: Int32) -> torch.Tensor:
         """Logits of a decode step, its tokens drawn: by a graph, or eagerly where none fits."""
         size = self.graphs.size_for(len(seats)) if self.graphs else None
-        self.inputs.stage(seats, context_lens, size or len(seats))
+        self.inputs.stage(seats, context_lens, new_blocks, size or len(seats))
         if self.graphs is None or size is None:
-            return self._decode_rows(len(seats))
-        return self.graphs.replay(size)
+            logits = self._decode_rows(len(seats))
+        else:
+            logits = self.graphs.replay(size)
+        self.inputs.launched()
+        return logits
 
     @torch.inference_mode()
     def keep_tokens(self, seats: Int32, tokens: torch.Tensor | None = None) -> None:
@@ -194,11 +200,13 @@ class CudaModelRunner(ModelRunner):
         input_ids, positions = inputs.input_ids[:size], inputs.positions[:size]
         slot_mapping = inputs.slot_mapping[:size]
         decode_inputs(
-            seats,
-            context_lens,
+            inputs.to_device,
+            inputs.turn,
             state.last_tokens,
             state.block_tables,
             self.block_size,
+            seats,
+            context_lens,
             input_ids,
             positions,
             slot_mapping,
@@ -216,7 +224,9 @@ class CudaModelRunner(ModelRunner):
             ),
         )
         logits = self.model.compute_logits(self.model(input_ids, positions, context))
-        self._keep(seats, self._draw(logits, seats, context_lens))
+        tokens = self._draw(logits, seats, context_lens)
+        self._keep(seats, tokens)
+        post_tokens(tokens, inputs.to_host, inputs.turn)
         return logits
 
     # ---- tokens ----------------------------------------------------------------------------
@@ -224,24 +234,29 @@ class CudaModelRunner(ModelRunner):
     def _draw(
         self, logits: torch.Tensor, seats: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Sample by temperature alone, into the buffer that the host's copy is made from."""
+        """Sample by temperature alone."""
         tokens = self.inputs.tokens[: len(logits)]
         sample(logits, self.state.temperatures, self.state.streams, seats, positions, tokens)
         return tokens
 
     def _finish(
-        self, logits: torch.Tensor, rows: Seq[ScheduledRow], seats: Int32, drawn: bool
+        self,
+        logits: torch.Tensor,
+        rows: Seq[ScheduledRow],
+        seats: Int32,
+        drawn: TokenCopy | None,
     ) -> PendingStep:
         """Tokens of rows that sample: those drawn on the device, or all by the host's sampler."""
         seqs = [row.seq for row in rows]
         logits = logits[: len(seqs)]
         if not self.seats.plain[seats].all():
             return DoneStep(self._sample_on_host(logits, seqs, seats))
-        if not drawn:
+        if drawn is None:
             positions = self._to_device(np.array([row.end for row in rows], dtype=np.int32))
-            self.keep_tokens(seats, self._draw(logits, self._to_device(seats), positions))
-        copy = self.copies.start(self.inputs.tokens[: len(seqs)])
-        return CopiedStep(seqs, self._begun, copy)
+            tokens = self._draw(logits, self._to_device(seats), positions)
+            self.keep_tokens(seats, tokens)
+            drawn = self.copies.start(tokens)
+        return CopiedStep(seqs, self._begun, drawn)
 
     def _sample_on_host(
         self, logits: torch.Tensor, seqs: list[Sequence], seats: Int32

@@ -29,6 +29,9 @@ def send(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
     return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
 
 
+NO_BLOCK = -1
+"""In place of a new block, where there is none."""
+
 PADDING = -1
 """The seat of a padding row. As an index it is the last one, which no sequence has."""
 
@@ -90,6 +93,21 @@ class Seat(NamedTuple):
     plain: bool
 
 
+class Taken(NamedTuple):
+    """What the rows of a step are told.
+
+    Attributes:
+        seats: int32 [R].
+        new_blocks: int32 [R], the block of a row's position if the device does not know it yet,
+            else `NO_BLOCK`; of decode steps only.
+        updates: what else the device does not know yet.
+    """
+
+    seats: Int32
+    new_blocks: Int32
+    updates: SeatUpdates
+
+
 class Seats:
     """The host's side: who sits where, and how much of each table the device has."""
 
@@ -100,9 +118,10 @@ class Seats:
         self.num_blocks = [0] * num_seats
         self.plain = np.zeros(num_seats, dtype=np.bool_)
 
-    def take(self, rows: Seq[ScheduledRow]) -> tuple[Int32, SeatUpdates]:
-        """The seat of each row, [R], and what the device does not know of them yet."""
+    def take(self, rows: Seq[ScheduledRow], decodes: bool) -> Taken:
+        """Seat the rows of a step; `decodes`: each of them computes its last position."""
         seats: list[int] = []
+        new_blocks: list[int] = []
         index: list[int] = []
         values: list[int] = []
         newcomers: list[Seat] = []
@@ -114,13 +133,18 @@ class Seats:
                 newcomers.append(seat)
             place, table = seat.place, row.block_table
             known = self.num_blocks[place]
-            if len(table) > known:
+            self.num_blocks[place] = max(known, len(table))
+            new_block = NO_BLOCK
+            if decodes and len(table) == known + 1:
+                new_block = table[known]
+            elif len(table) > known:
                 first = place * self.max_blocks + known
                 index.extend(range(first, first + len(table) - known))
                 values.extend(table[known:])
-                self.num_blocks[place] = len(table)
             seats.append(place)
-        return np.array(seats, dtype=np.int32), self._updates(index, values, newcomers)
+            new_blocks.append(new_block)
+        updates = self._updates(index, values, newcomers)
+        return Taken(np.array(seats, dtype=np.int32), np.array(new_blocks, dtype=np.int32), updates)
 
     def _updates(self, index: list[int], values: list[int], newcomers: list[Seat]) -> SeatUpdates:
         for seat in newcomers:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any, NoReturn
 
 try:
@@ -52,10 +53,20 @@ _only_compiling: ContextVar[bool] = ContextVar("only_compiling", default=False)
 if triton is not None:
 
     class _Kernel(triton.JITFunction):  # type: ignore[misc]
-        """A kernel that heeds `compiling`."""
+        """A kernel that heeds `compiling`, and asks of a GPU only what it can."""
 
-        def run(self, *args: Any, warmup: bool, **options: Any) -> Any:
-            return super().run(*args, warmup=warmup or _only_compiling.get(), **options)
+        def run(self, *args: Any, warmup: bool, launch_pdl: bool = False, **options: Any) -> Any:
+            return super().run(
+                *args,
+                warmup=warmup or _only_compiling.get(),
+                launch_pdl=launch_pdl and _can_launch_early(),
+                **options,
+            )
+
+    @cache
+    def _can_launch_early() -> bool:
+        target = triton.runtime.driver.active.get_current_target()
+        return bool(target.backend == "cuda" and target.arch >= 90)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from nanovllm.kernels._triton import jit, next_power_of_2, tl
+from nanovllm.kernels.early_launch import wait_for_inputs
 from nanovllm.kernels.paged_attention import attend_row
 from nanovllm.kernels.paged_tiles import LOG2_E, attend_tiles
 
@@ -125,6 +126,8 @@ def paged_decode(
         BLOCK_D=next_power_of_2(dim),
         num_warps=num_warps,
         num_stages=num_stages,
+        # Early, programs of unequal length would crowd where there is room first.
+        launch_pdl=num_splits > 1,
     )
     if num_splits > 1:
         _combine(partial, state, out)
@@ -144,6 +147,7 @@ def _combine(partial: torch.Tensor, state: torch.Tensor, out: torch.Tensor) -> N
         BLOCK_S=max(16, next_power_of_2(num_splits)),
         BLOCK_D=next_power_of_2(dim),
         num_warps=2,
+        launch_pdl=True,
     )
 
 
@@ -171,6 +175,7 @@ def _paged_decode_kernel(
     BLOCK_D: tl.constexpr,
 ):
     """Writes the result to `out`, or that of each split to `out` and `state`."""
+    wait_for_inputs()
     kv_head = tl.program_id(0)
     row = tl.program_id(1)
     split = tl.program_id(2)
@@ -228,6 +233,7 @@ def _combine_kernel(
     BLOCK_D: tl.constexpr,
 ):
     """One head's result from those of its splits."""
+    wait_for_inputs()
     head = tl.program_id(0)
     split = tl.arange(0, BLOCK_S)
     column = tl.arange(0, BLOCK_D)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from nanovllm.kernels._triton import cdiv, jit, next_power_of_2, tl
+from nanovllm.kernels.early_launch import wait_for_inputs
 from nanovllm.kernels.rms_norm import rms_norm_reference
 from nanovllm.kernels.rotary_embedding import apply_rotary_emb
 from nanovllm.kernels.store_kvcache import slot_offset, store_kvcache_reference
@@ -90,6 +91,7 @@ def qk_norm_rope_store(
         BLOCK_H=_HEADS,
         BLOCK_HALF=next_power_of_2(dim // 2),
         num_warps=2,
+        launch_pdl=True,
     )
     return q
 
@@ -116,6 +118,7 @@ def _qk_norm_rope_store_kernel(
     BLOCK_HALF: tl.constexpr,
 ):
     """The second dimension of the grid is the tiles of query heads, then those of KV heads."""
+    wait_for_inputs()
     token = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     query_tiles: tl.constexpr = (NUM_HEADS + BLOCK_H - 1) // BLOCK_H

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from nanovllm.kernels._triton import jit, next_power_of_2, tl
+from nanovllm.kernels.early_launch import wait_for_inputs
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -33,7 +34,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     n = x.shape[1]
     block = next_power_of_2(n)
     _rms_norm_kernel[(len(x),)](
-        x, weight, y, x.stride(0), n, eps, BLOCK=block, num_warps=_num_warps(block)
+        x, weight, y, x.stride(0), n, eps, BLOCK=block, num_warps=_num_warps(block), launch_pdl=True
     )
     return y
 
@@ -48,7 +49,16 @@ def add_rms_norm(
     n = x.shape[1]
     block = next_power_of_2(n)
     _add_rms_norm_kernel[(len(x),)](
-        x, residual, weight, y, total, n, eps, BLOCK=block, num_warps=_num_warps(block)
+        x,
+        residual,
+        weight,
+        y,
+        total,
+        n,
+        eps,
+        BLOCK=block,
+        num_warps=_num_warps(block),
+        launch_pdl=True,
     )
     return y, total
 
@@ -60,6 +70,7 @@ def _num_warps(block: int) -> int:
 
 @jit
 def _rms_norm_kernel(x, weight, y, x_stride, n, eps, BLOCK: tl.constexpr):
+    wait_for_inputs()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < n
@@ -70,6 +81,7 @@ def _rms_norm_kernel(x, weight, y, x_stride, n, eps, BLOCK: tl.constexpr):
 
 @jit
 def _add_rms_norm_kernel(x, residual, weight, y, total, n, eps, BLOCK: tl.constexpr):
+    wait_for_inputs()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < n

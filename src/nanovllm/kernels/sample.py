@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from nanovllm.kernels._triton import cdiv, jit, next_power_of_2, tl
+from nanovllm.kernels.early_launch import wait_for_inputs
 from nanovllm.kernels.gumbel_noise import gumbel_noise, stream_keys
 
 _CHUNK = 4096
@@ -76,6 +77,7 @@ def sample(
         LOWEST_TEMPERATURE=_LOWEST_TEMPERATURE,
         BLOCK=_CHUNK,
         num_warps=8,
+        launch_pdl=True,
     )
     _best_chunk_kernel[(batch,)](
         best,
@@ -88,6 +90,7 @@ def sample(
         LOWEST_TEMPERATURE=_LOWEST_TEMPERATURE,
         BLOCK=next_power_of_2(chunks),
         num_warps=1,
+        launch_pdl=True,
     )
 
 
@@ -107,6 +110,7 @@ def _sample_chunk_kernel(
     BLOCK: tl.constexpr,
 ):
     """The peak of a chunk, the lowest cost, and whose it is."""
+    wait_for_inputs()
     chunk = tl.program_id(0)
     row = tl.program_id(1)
     token_id = chunk * BLOCK + tl.arange(0, BLOCK)
@@ -143,6 +147,7 @@ def _best_chunk_kernel(
     BLOCK: tl.constexpr,
 ):
     """The token of a row: the logarithms of its chunks' costs, all relative to the row's peak."""
+    wait_for_inputs()
     row = tl.program_id(0)
     chunk = tl.arange(0, BLOCK)
     inside = chunk < num_chunks

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from nanovllm.kernels._triton import cdiv, jit, tl
+from nanovllm.kernels.early_launch import wait_for_inputs
 
 _BLOCK = 1024
 
@@ -24,12 +25,15 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     assert gate_up.is_contiguous(), gate_up.stride()
     n = gate_up.shape[1] // 2
     out = gate_up.new_empty(len(gate_up), n)
-    _silu_and_mul_kernel[(len(gate_up), cdiv(n, _BLOCK))](gate_up, out, n, BLOCK=_BLOCK)
+    _silu_and_mul_kernel[(len(gate_up), cdiv(n, _BLOCK))](
+        gate_up, out, n, BLOCK=_BLOCK, launch_pdl=True
+    )
     return out
 
 
 @jit
 def _silu_and_mul_kernel(gate_up, out, n, BLOCK: tl.constexpr):
+    wait_for_inputs()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < n

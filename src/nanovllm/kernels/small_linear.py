@@ -1,7 +1,10 @@
 """A linear layer for one to a few rows: bound by the bytes of the weights, so read them once.
 
 At one row cuBLAS reaches a fifth to a half of the memory's bandwidth. Here a program takes a few
-output columns and the whole input, so that all its loads are in flight before the first is used.
+output columns and the whole input, so that all its loads are in flight before the first is used;
+and the weights, which no kernel writes, are on their way before the input is there.
+
+A few rows more are worth a tensor core, which takes 16 of them for the price of one.
 """
 
 from __future__ import annotations
@@ -12,33 +15,37 @@ import torch
 import torch.nn.functional as F
 
 from nanovllm.kernels._triton import cdiv, jit, next_power_of_2, tl
+from nanovllm.kernels.early_launch import wait_for_inputs
 
 NARROW = 2048
-"""Output features up to which a library's product leaves most of a large GPU idle."""
+"""Output features up to which one column a program is enough to fill a large GPU."""
+
+MAX_ROWS = 16
 
 
 class SmallConfig(NamedTuple):
-    """How a program works: output columns, inputs per step, warps."""
+    """How a program works: output columns, inputs per step, warps, depth of the pipeline."""
 
     block_n: int
     block_k: int
     num_warps: int
+    num_stages: int
 
 
-def small_config(out_features: int) -> SmallConfig:
+def small_config(num_rows: int, out_features: int) -> SmallConfig:
     """Enough programs to fill a large GPU; measured on an H200, see `docs/performance.md`."""
-    if out_features <= NARROW:
-        return SmallConfig(block_n=1, block_k=2048, num_warps=4)
-    return SmallConfig(block_n=2, block_k=1024, num_warps=4)
+    narrow = out_features <= NARROW
+    if num_rows > 1:
+        return SmallConfig(block_n=32, block_k=128, num_warps=4 if narrow else 2, num_stages=5)
+    if narrow:
+        return SmallConfig(block_n=1, block_k=2048, num_warps=4, num_stages=3)
+    return SmallConfig(block_n=2, block_k=1024, num_warps=4, num_stages=3)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """`x @ weight.T + bias` by whichever is faster: one row here, many rows by the library.
-
-    Few outputs give a library few tiles, so up to four rows of a narrow layer are done here, too.
-    """
+    """`x @ weight.T + bias` by whichever is faster: few rows here, many rows by the library."""
     num_rows = len(x)
-    few = num_rows == 1 or (num_rows <= 4 and len(weight) <= NARROW)
+    few = num_rows == 1 or (num_rows <= MAX_ROWS and x.dtype != torch.float32)
     if bias is not None or not few:
         return F.linear(x, weight, bias)
     return small_linear(x, weight)
@@ -52,46 +59,79 @@ def small_linear_reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tenso
 def small_linear(
     x: torch.Tensor, weight: torch.Tensor, config: SmallConfig | None = None
 ) -> torch.Tensor:
-    """`x @ weight.T`: x [M, K] with 1 <= M <= 4 and weight [N, K], both contiguous, to [M, N]."""
+    """`x @ weight.T`: x [M, K] with 1 <= M <= 16 and weight [N, K], both contiguous, to [M, N]."""
+    num_rows, in_features = x.shape
+    assert 1 <= num_rows <= MAX_ROWS, num_rows
     assert x.is_contiguous(), x.stride()
     assert weight.is_contiguous(), weight.stride()
-    num_rows, in_features = x.shape
     out_features = len(weight)
-    block_n, block_k, num_warps = config or small_config(out_features)
+    block_n, block_k, num_warps, num_stages = config or small_config(num_rows, out_features)
     out = x.new_empty(num_rows, out_features)
-    _small_linear_kernel[(cdiv(out_features, block_n),)](
+    kernel = _one_row_kernel if num_rows == 1 else _few_rows_kernel
+    kernel[(cdiv(out_features, block_n),)](
         x,
         weight,
         out,
+        num_rows,
         out_features,
         IN_FEATURES=in_features,
-        NUM_ROWS=num_rows,
         BLOCK_N=block_n,
-        BLOCK_K=min(block_k, next_power_of_2(in_features)),
+        BLOCK_K=min(block_k, max(16, next_power_of_2(in_features))),
         num_warps=num_warps,
+        num_stages=num_stages,
+        launch_pdl=True,
     )
     return out
 
 
 @jit
-def _small_linear_kernel(
+def _one_row_kernel(
     x,
     weight,
     out,
+    num_rows,
     out_features,
     IN_FEATURES: tl.constexpr,
-    NUM_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = n < out_features
     rows = weight + n.to(tl.int64)[:, None] * IN_FEATURES
-    for m in tl.static_range(NUM_ROWS):
-        acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-        for start in tl.static_range(0, IN_FEATURES, BLOCK_K):
-            k = start + tl.arange(0, BLOCK_K)
-            here = k < IN_FEATURES
-            w = tl.load(rows + k[None, :], inside[:, None] & here[None, :], 0.0)
-            acc += w.to(tl.float32) * tl.load(x + m * IN_FEATURES + k, here, 0.0).to(tl.float32)
-        tl.store(out + m * out_features + n, tl.sum(acc, 1), inside)
+    k = tl.arange(0, BLOCK_K)
+    w = tl.load(rows + k[None, :], inside[:, None] & (k < IN_FEATURES)[None, :], 0.0)
+    wait_for_inputs()
+    acc = w.to(tl.float32) * tl.load(x + k, k < IN_FEATURES, 0.0).to(tl.float32)
+    for start in tl.static_range(BLOCK_K, IN_FEATURES, BLOCK_K):
+        here = start + k < IN_FEATURES
+        w = tl.load(rows + start + k[None, :], inside[:, None] & here[None, :], 0.0)
+        acc += w.to(tl.float32) * tl.load(x + start + k, here, 0.0).to(tl.float32)
+    tl.store(out + n, tl.sum(acc, 1), inside)
+
+
+@jit
+def _few_rows_kernel(
+    x,
+    weight,
+    out,
+    num_rows,
+    out_features,
+    IN_FEATURES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    wait_for_inputs()
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.arange(0, 16)
+    k = tl.arange(0, BLOCK_K)
+    inside = n < out_features
+    rows = weight + n.to(tl.int64)[:, None] * IN_FEATURES + k[None, :]
+    inputs = x + m[:, None] * IN_FEATURES + k[None, :]
+    acc = tl.zeros([16, BLOCK_N], tl.float32)
+    for start in range(0, IN_FEATURES, BLOCK_K):
+        here = (start + k < IN_FEATURES)[None, :]
+        w = tl.load(rows + start, inside[:, None] & here, 0.0)
+        a = tl.load(inputs + start, (m < num_rows)[:, None] & here, 0.0)
+        acc = tl.dot(a, tl.trans(w), acc, input_precision="ieee")
+    where = m.to(tl.int64)[:, None] * out_features + n[None, :]
+    tl.store(out + where, acc, (m < num_rows)[:, None] & inside[None, :])

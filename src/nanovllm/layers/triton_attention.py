@@ -13,8 +13,9 @@ from nanovllm.layers.backend import AttentionInput, Needs
 from nanovllm.layers.ops import Ops
 from nanovllm.layers.rotary_embedding import Rotation
 
-PROGRAMS_WANTED = 64
-"""Sequences that keep a large GPU busy; fewer split their contexts over several programs."""
+PROGRAMS_WANTED = 512
+"""Programs that keep a large GPU busy, one for each KV head of a sequence; if there are fewer, a
+context is split over several."""
 MAX_SPLITS = 16
 FP8_CAPABILITY = (8, 9)
 """First GPUs that have an instruction to convert fp8."""
@@ -32,7 +33,8 @@ class TritonContext:
         self.kv_cache = kv_cache
         self.inputs = inputs
         # A constant of the batch size, so that a captured graph holds for every length (GRF-3).
-        self.num_splits = min(MAX_SPLITS, max(1, PROGRAMS_WANTED // len(inputs.context_lens)))
+        programs = len(inputs.context_lens) * kv_cache.shape[-2]
+        self.num_splits = min(MAX_SPLITS, max(1, PROGRAMS_WANTED // programs))
 
     def attend(
         self, layer: Attention, qkv: torch.Tensor, norms: HeadNorms, rotation: Rotation

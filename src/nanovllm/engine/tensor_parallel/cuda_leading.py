@@ -31,9 +31,9 @@ class LeadingCudaRunner(Leading, CudaModelRunner):
         with self.told("compute_logits", inputs):
             return super().compute_logits(inputs)
 
-    def decode(self, seats: Int32, context_lens: Int32) -> torch.Tensor:
-        with self.told("decode", seats, context_lens):
-            return super().decode(seats, context_lens)
+    def decode(self, seats: Int32, context_lens: Int32, new_blocks: Int32) -> torch.Tensor:
+        with self.told("decode", seats, context_lens, new_blocks):
+            return super().decode(seats, context_lens, new_blocks)
 
     def keep_tokens(self, seats: Int32, tokens: torch.Tensor | None = None) -> None:
         with self.told("keep_tokens", seats):

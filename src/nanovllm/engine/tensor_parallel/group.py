@@ -123,7 +123,7 @@ def make_group(store: Store, rank: int, size: int, device: torch.device) -> Rank
     options = torch_distributed.ProcessGroupNCCL.Options()
     options._timeout = COLLECTIVE_TIMEOUT
     nccl = torch_distributed.ProcessGroupNCCL(store, rank, size, options)
-    peers = meet_peers(store, rank, size, device)
+    peers = meet_peers(store, nccl, device)
     group = RankGroup(nccl)
     all_have = TensorParallel(rank, size, group).minimum(int(peers is not None), device)
     return RankGroup(nccl, peers) if all_have else group
