@@ -154,6 +154,17 @@ def test_an_odd_vocabulary_gives_the_tokens_of_one_rank(
     assert equal >= 0.9 * len(prompts) * MAX_TOKENS
 
 
+@pytest.mark.spec("TP-7")
+def test_short_sums_go_over_peer_memory_in_every_engine_of_a_process(small: Path) -> None:
+    for _ in range(2):
+        with open_llm(small) as llm:
+            group = ranks_of(llm).group
+            assert group is not None
+            assert group.peers is not None
+            generate(llm, [[1, 2, 3]])
+            assert group.peers.buffers.calls[0] > 0
+
+
 @pytest.mark.spec("TP-2")
 def test_both_ranks_have_the_blocks_of_the_fuller_gpu(small: Path) -> None:
     """Somebody else has all but 4 GiB of the second one; the first could hold every sequence."""

@@ -29,6 +29,7 @@ from tp_faults import Fault, build_faulty
 from nanovllm import LLM, SamplingParams
 from nanovllm.engine.tensor_parallel import group, start
 from nanovllm.engine.tensor_parallel.ranks import RankError
+from nanovllm.engine.tensor_parallel.store import new_store
 
 pytestmark = [pytest.mark.usefixtures("forked_ranks"), pytest.mark.spec("TP-4")]
 
@@ -165,7 +166,7 @@ def test_a_rank_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPat
     """Lost between its word that it comes and the meeting: nothing could break this wait."""
     assert group.MEETING_TIMEOUT.total_seconds() < LIMIT
     monkeypatch.setattr(group, "MEETING_TIMEOUT", timedelta(seconds=0.1))
-    store, _ = group.new_store()
+    store, _ = new_store()
     with pytest.raises(RuntimeError):
         group.make_group(store, 0, 2, torch.device("cpu"))
 

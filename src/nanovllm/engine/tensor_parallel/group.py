@@ -5,41 +5,26 @@ from __future__ import annotations
 import os
 import threading
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from nanovllm.engine.tensor_parallel.peer_memory import PeerMemory, meet_peers
+from nanovllm.engine.tensor_parallel.store import Store
 from nanovllm.kernels.peer_all_reduce import peer_all_reduce
 from nanovllm.layers.parallel import TensorParallel
 
 torch_distributed: Any = dist  # its stubs leave out most of what is used here
 
-LOCAL_HOST = "127.0.0.1"
-
-STORE_TIMEOUT = timedelta(seconds=8)
-"""For what the others tell in the store: they run already when a group is made."""
-
 MEETING_TIMEOUT = timedelta(seconds=8)
 """For the others to be where rank 0 is, when they all have told that they come."""
-
-LAUNCH_TIMEOUT = timedelta(minutes=5)
-"""For all ranks that are launched to meet."""
 
 ABORT_TIMEOUT = 2.0
 """Seconds; nobody waits longer for the end of an abort."""
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Ranks may load weights for that long. It is not how a lost rank is noticed, see `ranks`."""
-
-
-class Store(Protocol):
-    """A key-value store of torch, over which ranks meet."""
-
-    def set(self, key: str, value: bytes) -> None: ...
-
-    def get(self, key: str) -> bytes: ...
 
 
 class RankGroup:
@@ -51,13 +36,13 @@ class RankGroup:
 
     def __init__(self, backend: Any, peers: PeerMemory | None = None) -> None:
         self._backend = backend
-        self._peers = peers
+        self.peers = peers
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work | None:
-        if self._peers is not None and opts.reduceOp == dist.ReduceOp.SUM:
+        if self.peers is not None and opts.reduceOp == dist.ReduceOp.SUM:
             (x,) = tensors
-            if self._peers.buffers.takes(x):
-                peer_all_reduce(x, self._peers.buffers)
+            if self.peers.buffers.takes(x):
+                peer_all_reduce(x, self.peers.buffers)
                 return None
         work: dist.Work | None = self._backend.allreduce(tensors, opts)
         return work
@@ -75,8 +60,8 @@ class RankGroup:
 
         In a thread, since NCCL (2.26 and later) waits until no CUDA graph refers to the group.
         """
-        if self._peers is not None:
-            self._peers.abort()
+        if self.peers is not None:
+            self.peers.abort()
         thread = threading.Thread(target=self._backend.abort, daemon=True)
         thread.start()
         return thread
@@ -84,27 +69,9 @@ class RankGroup:
     def close(self) -> None:
         """Free its ports and memory."""
         self.abort().join(ABORT_TIMEOUT)
-        self._backend = self._peers = None
-
-
-def new_store() -> tuple[Store, int]:
-    """A store in this process, and its port, which the system chooses."""
-    store = torch_distributed.TCPStore(
-        LOCAL_HOST, 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT
-    )
-    return store, store.port
-
-
-def store_at(port: int) -> Store:
-    """The store that another process of this host has."""
-    store: Store = torch_distributed.TCPStore(LOCAL_HOST, port, timeout=STORE_TIMEOUT)
-    return store
-
-
-def launched_store() -> Store:
-    """The store of all ranks that were launched together (`env://`); waits for them."""
-    store: Store = next(torch_distributed.rendezvous("env://", timeout=LAUNCH_TIMEOUT))[0]
-    return store
+        if self.peers is not None:
+            self.peers.free()
+        self._backend = self.peers = None
 
 
 def make_group(store: Store, rank: int, size: int, device: torch.device) -> RankGroup:
@@ -123,7 +90,9 @@ def make_group(store: Store, rank: int, size: int, device: torch.device) -> Rank
     options = torch_distributed.ProcessGroupNCCL.Options()
     options._timeout = COLLECTIVE_TIMEOUT
     nccl = torch_distributed.ProcessGroupNCCL(store, rank, size, options)
-    peers = meet_peers(store, nccl, device)
+    peers = meet_peers(store, rank, size, device)
     group = RankGroup(nccl)
-    all_have = TensorParallel(rank, size, group).minimum(int(peers is not None), device)
-    return RankGroup(nccl, peers) if all_have else group
+    all_meet = TensorParallel(rank, size, group).minimum(int(peers is not None), device)
+    if peers is not None and not all_meet:
+        peers.free()
+    return RankGroup(nccl, peers) if all_meet else group

@@ -18,15 +18,15 @@ from nanovllm.config import Config
 from nanovllm.engine.model_runner import ModelRunner
 from nanovllm.engine.runners import build_runner, resolve_device
 from nanovllm.engine.tensor_parallel.channel import Listener, connect
-from nanovllm.engine.tensor_parallel.group import (
+from nanovllm.engine.tensor_parallel.group import make_group
+from nanovllm.engine.tensor_parallel.leading import Leading, LeadingRunner
+from nanovllm.engine.tensor_parallel.ranks import Member, Ranks
+from nanovllm.engine.tensor_parallel.store import (
     LAUNCH_TIMEOUT,
     Store,
     launched_store,
-    make_group,
     new_store,
 )
-from nanovllm.engine.tensor_parallel.leading import Leading, LeadingRunner
-from nanovllm.engine.tensor_parallel.ranks import Member, Ranks
 from nanovllm.engine.tensor_parallel.worker import BuildRunner, Post, serve, spawned
 from nanovllm.layers.backends import select_backend
 from nanovllm.layers.parallel import TensorParallel

@@ -14,8 +14,9 @@ import torch
 
 from nanovllm.engine.model_runner import ModelRunner
 from nanovllm.engine.tensor_parallel.channel import receive, send_all, wait_for_end
-from nanovllm.engine.tensor_parallel.group import Store, make_group, store_at
+from nanovllm.engine.tensor_parallel.group import make_group
 from nanovllm.engine.tensor_parallel.ranks import Failure, Joined
+from nanovllm.engine.tensor_parallel.store import Store, store_at
 from nanovllm.layers.parallel import TensorParallel
 
 ORPHANED = 3

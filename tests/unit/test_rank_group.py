@@ -1,0 +1,45 @@
+"""Which way a collective goes."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from peer_buffers import CAPACITY, make_buffers
+
+from nanovllm.engine.tensor_parallel import group
+from nanovllm.engine.tensor_parallel.group import RankGroup
+from nanovllm.layers.parallel import TensorParallel
+
+
+class Backend:
+    """Remembers what it reduced."""
+
+    def __init__(self) -> None:
+        self.reduced: list[torch.Tensor] = []
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> None:
+        self.reduced += tensors
+
+
+@pytest.mark.spec("TP-1", "TP-5")
+def test_only_short_sums_go_over_peer_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, summed = Backend(), []
+    monkeypatch.setattr(group, "peer_all_reduce", lambda x, buffers: summed.append(x))
+    peers = SimpleNamespace(buffers=make_buffers(2)[1][0])
+    tp = TensorParallel(0, 2, RankGroup(backend, peers))
+    short, long = torch.zeros(CAPACITY), torch.zeros(CAPACITY + 1)
+    assert tp.all_reduce(short) is short
+    assert [id(x) for x in summed] == [id(short)]
+    assert not backend.reduced
+    tp.all_reduce(long)
+    tp.minimum(3, torch.device("cpu"))
+    assert len(summed) == 1
+    assert [x.shape for x in backend.reduced] == [long.shape, (1,)]
+
+
+@pytest.mark.spec("TP-1")
+def test_without_peers_all_go_over_the_backend() -> None:
+    backend = Backend()
+    TensorParallel(0, 2, RankGroup(backend)).all_reduce(torch.zeros(2))
+    assert len(backend.reduced) == 1
