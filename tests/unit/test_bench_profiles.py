@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.bench import profiles
+from nanovllm.bench.kernels import PROFILED_STEPS, device_kernels
 from nanovllm.bench.profiles import run_latency, run_online, run_throughput, warm_up
 from nanovllm.bench.recorder import Recorder
 from nanovllm.bench.roofline import DeviceRates, ModelCosts, floor_seconds
@@ -135,3 +137,27 @@ def test_a_recorder_counts_hits_from_its_own_start(llm: LLM) -> None:
     recorder.run()
     last = recorder.records[-1]
     assert (last.num_lookup_tokens, last.num_cached_tokens) == (40, 32)
+
+
+def test_a_kernel_that_waits_for_another_takes_no_time() -> None:
+    """One that is launched early, one whose predecessor outlasts it, and a gap."""
+
+    def event(name: str, start: float, end: float, device: str = "CUDA") -> SimpleNamespace:
+        span = SimpleNamespace(start=start, end=end)
+        return SimpleNamespace(name=name, time_range=span, device_type=SimpleNamespace(name=device))
+
+    events = [
+        event("second", 4, 16),
+        event("first", 0, 10),
+        event("inside", 5, 8),
+        event("first", 20, 24),
+        event("launch", 0, 100, "CPU"),
+    ]
+    found = device_kernels(SimpleNamespace(events=lambda: events))
+    times = {kernel.name: (kernel.count, kernel.us) for kernel in found}
+    steps = PROFILED_STEPS
+    assert times == {
+        "first": (2 / steps, 14 / steps),
+        "second": (1 / steps, 6 / steps),
+        "inside": (1 / steps, 0),
+    }

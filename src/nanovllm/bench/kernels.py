@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -16,7 +17,11 @@ PROFILED_STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Calls and microseconds per step."""
+    """Calls and microseconds per step.
+
+    A kernel may be launched while the one before it runs, and wait for it: what counts is the time
+    when none that started earlier was running. So the times add up to what the device was busy for.
+    """
 
     name: str
     count: float
@@ -57,11 +62,33 @@ def run_kernels(llm: LLM, batch_size: int, prompt_len: int) -> KernelRun:
             torch.cuda.synchronize()
     while not llm.is_finished():
         llm.step()
-    time_of = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-    kernels = [
-        Kernel(event.key, event.count / PROFILED_STEPS, getattr(event, time_of) / PROFILED_STEPS)
-        for event in run.key_averages()
-        if getattr(event, time_of)
-    ]
+    kernels = device_kernels(run) if on_gpu else host_operators(run)
     kernels.sort(key=lambda kernel: -kernel.us)
     return KernelRun(batch_size, prompt_len + WARM_UP_STEPS, kernels)
+
+
+def host_operators(run: Any) -> list[Kernel]:
+    """Torch's operators, without those that they call."""
+    return [
+        Kernel(event.key, event.count / PROFILED_STEPS, event.self_cpu_time_total / PROFILED_STEPS)
+        for event in run.key_averages()
+        if event.self_cpu_time_total
+    ]
+
+
+def device_kernels(run: Any) -> list[Kernel]:
+    """The kernels and copies of a GPU."""
+    ran = [
+        (event.time_range.start, event.time_range.end, event.name)
+        for event in run.events()
+        if event.device_type.name == "CUDA"
+    ]
+    times: dict[str, list[float]] = {}
+    busy_until = 0.0
+    for start, end, name in sorted(ran):
+        times.setdefault(name, []).append(max(end - max(start, busy_until), 0.0))
+        busy_until = max(busy_until, end)
+    return [
+        Kernel(name, len(each) / PROFILED_STEPS, sum(each) / PROFILED_STEPS)
+        for name, each in times.items()
+    ]
