@@ -182,7 +182,14 @@ def test_a_cache_in_float8(shape: Shape) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "sizes",
-    [(1, 4096, 1024), (1, 1025, 3072), (2, 2048, 1000), (8, 4096, 1024), (16, 999, 3072)],
+    [
+        (1, 4096, 1024),
+        (1, 1025, 3072),
+        (2, 2048, 1000),
+        (8, 4096, 1024),
+        (16, 999, 3072),
+        (31, 4100, 1000),
+    ],
     ids=str,
 )
 def test_small_linear(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:

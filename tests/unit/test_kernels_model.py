@@ -38,7 +38,7 @@ def test_silu_and_mul(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "sizes", [(1, 33, 100), (1, 6, 2300), (3, 6, 2300), (16, 40, 100)], ids=str
+    "sizes", [(1, 33, 100), (1, 6, 2300), (3, 6, 2300), (16, 40, 100), (29, 70, 200)], ids=str
 )
 def test_small_linear(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
     check_small_linear(*sizes, dtype)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 
 from nanovllm.kernels._triton import cdiv, jit, tl
+from nanovllm.kernels.early_launch import wait_for_inputs
 
 _BLOCK = 512
 """Words of one program."""
@@ -81,6 +82,7 @@ def peer_all_reduce(x: torch.Tensor, buffers: PeerBuffers) -> None:
         CAPACITY=buffers.capacity,
         BLOCK=_BLOCK,
         num_warps=4,
+        launch_pdl=True,
     )
 
 
@@ -97,6 +99,7 @@ def _peer_all_reduce_kernel(
     CAPACITY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    wait_for_inputs()
     program = tl.program_id(0)
     i = program * BLOCK + tl.arange(0, BLOCK)
     inside = i < num_words
