@@ -13,7 +13,7 @@ from nanovllm.kernels.qk_norm_rope_store import qk_norm_rope_store, qk_norm_rope
 from nanovllm.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
 from nanovllm.kernels.sample import sample, sample_reference
 from nanovllm.kernels.silu_and_mul import silu_and_mul, silu_and_mul_reference
-from nanovllm.kernels.small_linear import small_linear, small_linear_reference
+from nanovllm.kernels.small_linear import linear, small_linear, small_linear_reference
 from nanovllm.kernels.store_kvcache import store_kvcache, store_kvcache_reference
 
 EPS = 0.1
@@ -54,15 +54,30 @@ def check_silu_and_mul(rows: int, n: int, dtype: torch.dtype) -> None:
     assert torch.equal(gate_up, before)
 
 
-def check_small_linear(rows: int, out_features: int, in_features: int, dtype: torch.dtype) -> None:
+def check_small_linear(out_features: int, in_features: int, dtype: torch.dtype) -> None:
     torch.manual_seed(out_features)
-    x = torch.randn(rows, in_features, dtype=dtype, device=DEVICE)
+    x = torch.randn(1, in_features, dtype=dtype, device=DEVICE)
     weight = torch.randn(out_features, in_features, dtype=dtype, device=DEVICE) / in_features**0.5
     expected = small_linear_reference(x.double(), weight.double())
     # fp32 sums in another order; what is random in them grows with the root of their length.
     torch.testing.assert_close(
         small_linear(x, weight).double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-5
     )
+
+
+def check_linear_of_any_number_of_rows(dtype: torch.dtype) -> None:
+    """A chunk of a prompt samples nothing: then the head has no rows."""
+    weight = torch.randn(300, 64, dtype=dtype, device=DEVICE)
+    bias = torch.randn(300, dtype=dtype, device=DEVICE)
+    for rows in (0, 1, 2, 40):
+        x = torch.randn(rows, 64, dtype=dtype, device=DEVICE)
+        for b in (None, bias):
+            torch.testing.assert_close(
+                linear(x, weight, b).float(),
+                torch.nn.functional.linear(x, weight, b).float(),
+                rtol=4 * torch.finfo(dtype).eps,
+                atol=4 * torch.finfo(dtype).eps * 64**0.5,
+            )
 
 
 def check_store(shape: Shape, num_tokens: int) -> None:

@@ -5,6 +5,7 @@ import torch
 from kernel_checks import (
     check_decode_inputs,
     check_keep_tokens,
+    check_linear_of_any_number_of_rows,
     check_padding_is_greedy,
     check_post_tokens,
     check_rms_norm,
@@ -180,20 +181,14 @@ def test_a_cache_in_float8(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        (1, 4096, 1024),
-        (1, 1025, 3072),
-        (2, 2048, 1000),
-        (8, 4096, 1024),
-        (16, 999, 3072),
-        (31, 4100, 1000),
-    ],
-    ids=str,
-)
-def test_small_linear(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("sizes", [(4096, 1024), (1025, 3072), (2048, 1000)], ids=str)
+def test_small_linear(sizes: tuple[int, int], dtype: torch.dtype) -> None:
     check_small_linear(*sizes, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_of_any_number_of_rows(dtype: torch.dtype) -> None:
+    check_linear_of_any_number_of_rows(dtype)
 
 
 @pytest.mark.spec("KV-1", "KV-2", "MOD-3", "MOD-4", "MOD-7")

@@ -147,7 +147,6 @@ def _combine(partial: torch.Tensor, state: torch.Tensor, out: torch.Tensor) -> N
         BLOCK_S=max(16, next_power_of_2(num_splits)),
         BLOCK_D=next_power_of_2(dim),
         num_warps=2,
-        launch_pdl=True,
     )
 
 
@@ -233,7 +232,6 @@ def _combine_kernel(
     BLOCK_D: tl.constexpr,
 ):
     """One head's result from those of its splits."""
-    wait_for_inputs()
     head = tl.program_id(0)
     split = tl.arange(0, BLOCK_S)
     column = tl.arange(0, BLOCK_D)
