@@ -7,8 +7,9 @@ and starts one copy back. All else that it needs is there already, see `decode_s
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -78,18 +79,21 @@ class CudaModelRunner(ModelRunner):
         self.inputs.restart()
         return graphs
 
-    def _prepare(self) -> None:
-        """Compile the kernels of prompts and of decode steps, which one by one takes far longer.
+    @contextmanager
+    def _preparing(self) -> Iterator[None]:
+        """Kernels of prompts and of decode steps are compiled, which one by one takes far longer.
 
         Those of a decode step depend on whether its batch is beyond this or that power of two.
         """
         max_rows = self.config.max_num_seqs
         self.kv_cache = self._new_kv_cache(1)
         self._make_state()
-        with torch.inference_mode(), compiling():
-            self.compute_logits(self._largest_step()[0])
-            for size in {min(1 << i, max_rows) for i in range(max_rows.bit_length() + 1)}:
-                self._decode_rows(size)
+        with compiling():
+            with torch.inference_mode():
+                self.compute_logits(self._largest_step()[0])
+                for size in {min(1 << i, max_rows) for i in range(max_rows.bit_length() + 1)}:
+                    self._decode_rows(size)
+            yield
         del self.kv_cache
 
     # ---- memory ----------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Protocol
@@ -112,27 +113,28 @@ class ModelRunner:
             config.max_model_len or model_config.max_position_embeddings,
             model_config.max_position_embeddings,
         )
-        self.model = self._load_model()
+        self.model = self._new_model()
+        with self._preparing():
+            load_model(self.model, config.model)
         self.sampler = Sampler()
-        self._prepare()
         num_blocks = config.num_kvcache_blocks or self._num_blocks_in_budget()
         self.num_blocks = self.tp.minimum(num_blocks, device)
         self.kv_cache = self._new_kv_cache(self.num_blocks)
 
-    def _load_model(self) -> Qwen3ForCausalLM:
+    def _new_model(self) -> Qwen3ForCausalLM:
+        """Without its weights."""
         previous = torch.get_default_dtype()
         torch.set_default_dtype(self.dtype)
         try:
             with torch.device(self.device):
                 model_class = MODEL_CLASSES[self.model_config.architecture]
-                model = model_class(self.model_config, self.tp, self.backend.ops)
+                return model_class(self.model_config, self.tp, self.backend.ops).eval()
         finally:
             torch.set_default_dtype(previous)
-        load_model(model, self.config.model)
-        return model.eval()
 
-    def _prepare(self) -> None:
-        """Whatever the model needs besides its weights, before memory is measured."""
+    def _preparing(self) -> AbstractContextManager[None]:
+        """What can be done for the model while its weights are loaded."""
+        return nullcontext()
 
     def _kv_cache_shape(self, num_blocks: int) -> tuple[int, ...]:
         """[K and V, layers, blocks, block_size, this rank's KV heads, head_dim]."""
