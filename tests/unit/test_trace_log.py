@@ -61,6 +61,23 @@ def log(tmp_path: Path) -> list[str]:
     return (tmp_path / "log.jsonl").read_text().splitlines()
 
 
+@pytest.fixture
+def ahead(tmp_path: Path) -> list[str]:
+    """Two requests decode, a third one's step raises with theirs in flight behind it."""
+    engine = scheduler(tmp_path / "log.jsonl", max_steps_in_flight=2)
+    first, second = (engine.add([1, 2, i], SamplingParams(max_tokens=4))[0] for i in (3, 4))
+    step(engine)
+    engine.add([5, 6, 7], SamplingParams(max_tokens=4))
+    failing, landing = engine.schedule(), engine.schedule()
+    assert len(failing.rows) == 1
+    assert {row.seq for row in landing.rows} >= {first, second}
+    engine.fail_step(failing, "out of memory")
+    engine.commit(landing, {seq.seq_id: 7 for seq in (first, second)})
+    while not engine.is_finished():
+        step(engine)
+    return (tmp_path / "log.jsonl").read_text().splitlines()
+
+
 def failures(verdicts: list[Verdict]) -> dict[str, str]:
     return {v.spec_id: v.message for v in verdicts if v.outcome is not Outcome.PASS}
 
@@ -79,6 +96,16 @@ def test_a_right_log_passes(log: list[str]) -> None:
     assert failures(verdicts) == {}
     counted = {v.spec_id for v in verdicts if v.evaluations}
     assert {"BLK-8", "PFX-2", "PFX-11", "PFX-16", "SCH-13", "SCH-15", "FRK-2"} <= counted
+
+
+@pytest.mark.spec("SCH-15")
+def test_a_step_in_flight_behind_one_that_raises_lands(ahead: list[str]) -> None:
+    verdicts = check_log(ahead)
+    assert failures(verdicts) == {}
+    assert "SCH-15" in {v.spec_id for v in verdicts if v.evaluations}
+    told = changed(ahead, "fail_step", lambda value: value.update(finished=[]))
+    with pytest.raises(ValueError, match=r"line \d+: r2 goes on after step 1, with a row"):
+        check_log(told)
 
 
 @pytest.mark.spec("PFX-4")

@@ -271,17 +271,27 @@ class Book:
             raise Derailed(f"{missing} should have ended, {surprising} should not")
         return done
 
+    def failing(self) -> tuple[Flight, ...]:
+        """The plans that end if the oldest one raises (SCH-15).
+
+        All that are in flight; but an engine that writes a log has launched them already, and lands
+        the others, without the requests that the failed one has ended.
+        """
+        return tuple(self.flights)[: 1 if self.logged else None]
+
     def fail(self, ended: Iterable[Finished]) -> None:
-        """The oldest plan raised, and what was planned after it is void (SCH-15).
+        """The oldest plan raised.
 
         Whoever did not end is restored; whether it keeps its blocks shows in its next row.
         """
         self.blocks.begin()
         for finished in ended:
             if finished.id in self.live:
+                self.live[finished.id].misled = True  # by what the step did not write
                 self.end(self.live[finished.id], finished.reason)
-        hit = {seating.entry for flight in self.flights for seating in flight.seatings}
-        self.flights.clear()
+        hit = {seating.entry for flight in self.failing() for seating in flight.seatings}
+        for _ in self.failing():
+            self.flights.popleft()
         self.is_stunned = True
         for entry in hit & set(self.live.values()):
             if entry.aborting:

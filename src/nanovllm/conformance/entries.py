@@ -35,7 +35,7 @@ class Entry:
         num_cached: tokens found cached at its first admission.
         is_twin: another request with the same first block was admitted by the same plan.
         overdue: it has all outputs there is room for, and the next plan has to give it up (SCH-7d).
-        misled: it was given blocks that do not hold its history.
+        misled: its blocks do not hold its history: it was given such, or a step has failed.
         forgotten: the prefix cache was emptied while it was seated: what it holds and fills until
             it leaves need not be found.
     """

@@ -14,8 +14,9 @@ the engine was asked and what it answered, in the order in which it happened:
 
 `operations.py` describes every operation and `protocol.py` every field. What the shadow KV needs is
 all there: which positions are computed through which blocks, and the tokens. A plan is executed at
-its commit. `open_end` of a request says that it may also end by a stop string; a row of a plan
-that has no token although it reaches the last known one must have ended with reason `error`.
+its commit. `fail_step` says that a plan raised; those after it go on, without the requests that it
+has ended. `open_end` of a request says that it may also end by a stop string; a row of a plan that
+has no token although it reaches the last known one must have ended with reason `error`.
 """
 
 from __future__ import annotations
@@ -179,9 +180,23 @@ def _follow(session: Session, engine: LoggedEngine, operations: Iterable[Operati
                 session.abort(operation.request)
             case FailStep():
                 _require_plan(session, operation)
+                _require_ends(session, operation)
                 session.fail_step()
             case ResetPrefixCache():
                 session.forget_prefixes()
+
+
+def _require_ends(session: Session, operation: FailStep) -> None:
+    """Nobody goes on who has a row in the plan that failed, and one in a plan behind it."""
+    failed, *others = session.book.flights
+    ended = {finished.id for finished in operation.finished}
+    alive = {seating.entry.id for seating in failed.seatings} - ended
+    for seating in (seating for flight in others for seating in flight.seatings):
+        if seating.entry.id in alive:
+            line, who = len(session.operations) + 2, name_of(seating.entry.id)
+            raise Unreadable(
+                f"line {line}: {who} goes on after step {operation.step}, with a row in flight"
+            )
 
 
 def _require_plan(session: Session, operation: Commit | FailStep) -> None:

@@ -144,8 +144,8 @@ class Session:
         return operation
 
     def fail_step(self) -> FailStep:
-        """The oldest plan in flight raises; those planned after it are void."""
-        flights = tuple(self.book.flights)
+        """The oldest plan in flight raises; those planned after it are void, but for a log's."""
+        flights = self.book.failing()
         operation = FailStep(flights[0].plan.step)
         self.operations.append(operation)
         for flight in flights:
