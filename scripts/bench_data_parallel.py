@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from dataclasses import fields
 from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -53,13 +54,18 @@ class ProcessPool:
         context = multiprocessing.get_context("spawn")
         own = {"model", "data_parallel_size", "seed"}
         options = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in own}
+        size = config.data_parallel_size
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = visible.split(",") if visible else [*map(str, range(size))]
         self._connections: dict[int, Connection] = {}
+        self._processes: dict[int, SpawnProcess] = {}
         self._working: set[int] = set()
-        for replica in range(config.data_parallel_size):
+        for replica in range(size):
             self._connections[replica], theirs = context.Pipe()
+            self._processes[replica] = context.Process(target=serve, args=(theirs,), daemon=True)
             # What CUDA numbers is settled when a process first uses it.
-            with patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": str(replica)}):
-                context.Process(target=serve, args=(theirs,), daemon=True).start()
+            with patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": devices[replica]}):
+                self._processes[replica].start()
             theirs.close()
             self._connections[replica].send(("start", (config.model, options)))
         self.infos: list[ReplicaInfo] = [each.recv() for each in self._connections.values()]
@@ -82,6 +88,7 @@ class ProcessPool:
 
     def end(self, replica: int) -> None:
         self._connections.pop(replica).close()
+        self._processes.pop(replica).join()
 
     def close(self) -> None:
         for replica in list(self._connections):

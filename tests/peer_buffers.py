@@ -1,4 +1,10 @@
-"""Peer memory of several ranks on one device: what the others send is there before one asks."""
+"""Peer memory of several ranks without several GPUs: on one device, or in two processes."""
+
+import multiprocessing
+import random
+import time
+from multiprocessing.connection import Connection
+from multiprocessing.shared_memory import SharedMemory
 
 import torch
 from paged_rows import DEVICE
@@ -54,3 +60,49 @@ def check_peer_all_reduce(size: int, dtype: torch.dtype) -> None:
             peer_all_reduce(x, buffers[rank])
             assert torch.equal(x, expected), (call, rank)
             assert buffers[rank].calls[0] == call
+
+
+def run_two_ranks(lengths: list[int], first_call: int) -> tuple[list[list[float]], ...]:
+    """What two ranks get that sum `[1, 2, ...]` and twice that, of each length, at any pace."""
+    context = multiprocessing.get_context("spawn")
+    memory = SharedMemory(create=True, size=2 * 2 * 2 * CAPACITY * 8)
+    started = []
+    try:
+        for rank in range(2):
+            ours, theirs = context.Pipe()
+            arguments = (rank, memory.name, lengths, first_call, theirs)
+            process = context.Process(target=_sum_as_rank, args=arguments, daemon=True)
+            process.start()
+            theirs.close()
+            started.append((ours, process))
+        sums = tuple(ours.recv() if ours.poll(60) else [] for ours, _ in started)
+    finally:
+        for _, process in started:
+            process.kill()
+            process.join()
+        memory.close()
+        memory.unlink()
+    return sums
+
+
+def _sum_as_rank(
+    rank: int, name: str, lengths: list[int], first_call: int, channel: Connection
+) -> None:
+    shared = SharedMemory(name=name)
+    memory = torch.frombuffer(shared.buf, dtype=torch.int64).view(2, -1)
+    buffers = PeerBuffers(
+        rank,
+        2,
+        CAPACITY,
+        torch.tensor([part.data_ptr() for part in memory]),
+        torch.full((num_programs(CAPACITY),), first_call - 1, dtype=torch.int32),
+        torch.zeros(1, dtype=torch.int32),
+    )
+    pace = random.Random(rank)
+    sums = []
+    for length in lengths:
+        time.sleep(pace.random() / 20)
+        x = torch.arange(1.0, length + 1) * (rank + 1)
+        peer_all_reduce(x, buffers)
+        sums.append(x.tolist())
+    channel.send(sums)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from paged_rows import DEVICE
-from peer_buffers import check_peer_all_reduce, make_buffers, words_of
+from peer_buffers import check_peer_all_reduce, make_buffers, run_two_ranks, words_of
 
 from nanovllm.kernels.peer_all_reduce import peer_all_reduce
 
@@ -28,6 +28,33 @@ def test_what_a_rank_sends_is_where_the_others_look_for_it() -> None:
         assert not memory[peer, 1, [0, 2]].any()
         assert not memory[peer, 1, 1, 6:].any()
     assert not memory[1].any()
+
+
+@pytest.mark.spec("TP-5")
+def test_the_number_of_a_call_may_wrap_around() -> None:
+    """After 2**31 calls, a day of decoding."""
+    memory, buffers = make_buffers(2)
+    buffers[0].calls.fill_(2**31 - 2)
+    for call in (2**31 - 1, -(2**31), 1 - 2**31):
+        memory.fill_(-1)
+        x = torch.ones(4, device=DEVICE)
+        memory[0, call & 1, 1, :4] = words_of(x, call)
+        peer_all_reduce(x, buffers[0])
+        assert x.tolist() == [2.0] * 4
+        assert buffers[0].calls[0] == call
+        written = memory[1] != -1
+        assert written[call & 1, 0, :4].all()
+        assert written.sum() == 4
+
+
+@pytest.mark.spec("TP-1")
+@pytest.mark.skipif(DEVICE != "cpu", reason="tests/gpu/test_two_gpus.py has two GPUs for it")
+def test_ranks_that_run_when_they_like_wait_for_each_other() -> None:
+    """Two processes on memory they share; neither has the other's words when it asks."""
+    sums = run_two_ranks(lengths=[6, 2048, 600, 2, 1500, 6, 2048], first_call=2**31 - 3)
+    assert len(sums[0]) == 7
+    for mine, theirs, length in zip(*sums, [6, 2048, 600, 2, 1500, 6, 2048], strict=True):
+        assert mine == theirs == [3.0 * (i + 1) for i in range(length)]
 
 
 @pytest.mark.spec("TP-4")

@@ -27,7 +27,9 @@ def test_only_short_sums_go_over_peer_memory(monkeypatch: pytest.MonkeyPatch) ->
     backend, summed = Backend(), []
     monkeypatch.setattr(group, "peer_all_reduce", lambda x, buffers: summed.append(x))
     peers = SimpleNamespace(buffers=make_buffers(2)[1][0])
-    tp = TensorParallel(0, 2, RankGroup(backend, peers))
+    ranks = RankGroup(backend)
+    ranks.peers = peers
+    tp = TensorParallel(0, 2, ranks)
     short, long = torch.zeros(CAPACITY), torch.zeros(CAPACITY + 1)
     assert tp.all_reduce(short) is short
     assert [id(x) for x in summed] == [id(short)]

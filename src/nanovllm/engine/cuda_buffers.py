@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from itertools import cycle
 
+import numpy as np
 import torch
 
 from nanovllm.engine.decode_state import NO_BLOCK, PADDING, Int32
 
-PADDING_ROW = torch.tensor([[PADDING], [0], [NO_BLOCK]], dtype=torch.int32)
+PADDING_MAIL = np.array([[PADDING], [0], [NO_BLOCK]], dtype=np.int32)
 """Seat, context length and new block of a row that is not there."""
 
 
@@ -50,7 +51,12 @@ class DecodeInputs:
         """Nothing launched; the device is idle."""
         self._launched = 0
         self.turn.zero_()
-        self.to_device.copy_(PADDING_ROW)
+        self.to_device.numpy()[:] = PADDING_MAIL
+
+    def recount(self) -> None:
+        """After an interrupt, which may have come between a launch and its count; the device is
+        idle."""
+        self._launched = int(self.turn)
 
     def stage(self, seats: Int32, context_lens: Int32, new_blocks: Int32, size: int) -> None:
         """Mail a step of `len(seats)` rows, padded to `size`, that is launched next."""
@@ -58,7 +64,7 @@ class DecodeInputs:
         self._done[slot].synchronize()  # of the step before last, which the slot belonged to
         rows = self.to_device[slot].numpy()
         rows[:, :count] = seats, context_lens, new_blocks
-        rows[:, count:size] = PADDING_ROW
+        rows[:, count:size] = PADDING_MAIL
 
     def launched(self) -> None:
         """The step that was staged is on its way."""

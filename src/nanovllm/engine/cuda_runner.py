@@ -1,7 +1,7 @@
 """The runner on CUDA: decode steps as graphs from seats to tokens, everything else eager.
 
-A decode step sends the device two short rows, seats and lengths, in one copy, replays one graph,
-and starts one copy back. All else that it needs is there already, see `decode_state`.
+A decode step mails the device three short rows, seats, lengths and new blocks, and replays one
+graph, which mails the tokens back. All else that it needs is there already, see `decode_state`.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class CudaModelRunner(ModelRunner):
                 for size in {min(1 << i, max_rows) for i in range(max_rows.bit_length() + 1)}:
                     self._decode_rows(size)
             yield
+        self.inputs.restart()
         del self.kv_cache
 
     # ---- memory ----------------------------------------------------------------------------
@@ -134,7 +135,8 @@ class CudaModelRunner(ModelRunner):
         self._begun = timed_event()
         self._begun.record()
         rows = step.rows
-        decodes = all(row.is_decode for row in rows)
+        # One that was preempted and finds all but its last position cached has to bring its token.
+        decodes = all(row.is_decode and self.seats.knows(row.seq) for row in rows)
         if decodes:
             # The longest first, so that the programs that start last are short.
             rows = tuple(sorted(rows, key=lambda row: -row.end))
@@ -273,6 +275,7 @@ class CudaModelRunner(ModelRunner):
     def examine(self) -> None:
         try:
             torch.cuda.synchronize(self.device)
+            self.inputs.recount()
         except RuntimeError as error:  # errors of CUDA stay until the process ends
             self.fault = f"{self.device}: {error}"
 

@@ -1,8 +1,8 @@
 """What a decode step needs of each running sequence, kept on the device between steps.
 
-A running sequence has a *seat*: a row of these tensors. A step then names seats and lengths only:
-last tokens, block tables and sampling parameters do not travel again, and the next step can be
-launched before the host has seen the tokens of this one.
+A running sequence has a *seat*: a row of these tensors. A decode step then names seats, lengths and
+new blocks only: last tokens, block tables and sampling parameters do not travel again, and the next
+step can be launched before the host has seen the tokens of this one.
 """
 
 from collections.abc import Sequence as Seq
@@ -133,7 +133,7 @@ class Seats:
                 newcomers.append(seat)
             place, table = seat.place, row.block_table
             known = self.num_blocks[place]
-            self.num_blocks[place] = max(known, len(table))
+            self.num_blocks[place] = len(table)
             new_block = NO_BLOCK
             if decodes and len(table) == known + 1:
                 new_block = table[known]
@@ -157,6 +157,10 @@ class Seats:
             np.array([p.temperature for p in params], dtype=np.float32),
             seed_streams(np.array([p.seed for p in params], dtype=np.uint64)),
         )
+
+    def knows(self, seq: Sequence) -> bool:
+        """Whether `seq` has a seat, and so its last token on the device."""
+        return seq.seq_id in self.sitting
 
     def is_plain(self, seq: Sequence) -> bool:
         """Whether a temperature is all there is to the sampling of `seq`."""

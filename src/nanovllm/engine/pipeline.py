@@ -47,9 +47,11 @@ class StepPipeline:
     def _fail_left_behind(self) -> None:
         """Steps that were planned and not launched: an interrupt came at the wrong moment."""
         launched = {step.step_id for step, _ in self._flights}
-        for step in self.scheduler.in_flight:
-            if step.step_id not in launched:
-                self._fail(step, "interrupted")
+        left_behind = [s for s in self.scheduler.in_flight if s.step_id not in launched]
+        if left_behind:
+            self.land_all()  # steps end in their order
+        for step in left_behind:
+            self._fail(step, "interrupted")
 
     def _launch(self, step: ScheduledStep) -> None:
         if self._flights and self.model_runner.needs_last_tokens(step):

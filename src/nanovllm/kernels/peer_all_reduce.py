@@ -22,6 +22,8 @@ from nanovllm.kernels.early_launch import wait_for_inputs
 _BLOCK = 512
 """Words of one program."""
 
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
 
 class PeerBuffers(NamedTuple):
     """What a rank calls `peer_all_reduce` with, each time.
@@ -32,7 +34,7 @@ class PeerBuffers(NamedTuple):
         addresses: int64 [size], where each rank's buffer, int64 [2, size, capacity], is found from
             this rank's device; all zeros at first.
         calls: int32 [capacity / words of a program], zeros at first: the calls that a program has
-            taken part in.
+            taken part in; it may wrap around.
         aborted: int32 [1] on the device; not 0 ends all waiting, and the sums are void.
     """
 
@@ -44,8 +46,9 @@ class PeerBuffers(NamedTuple):
     aborted: torch.Tensor
 
     def takes(self, x: torch.Tensor) -> bool:
-        """Whether `peer_all_reduce` can do it: not too long, and whole words."""
-        return x.nbytes <= 4 * self.capacity and x.nbytes % 4 == 0 and x.is_contiguous()
+        """Whether `peer_all_reduce` can do it: not too long, and whole words of floats."""
+        whole = x.is_contiguous() and x.nbytes % 4 == 0 and x.data_ptr() % 4 == 0
+        return x.dtype in _DTYPES and x.nbytes <= 4 * self.capacity and whole
 
 
 def num_programs(capacity: int) -> int:
@@ -105,7 +108,7 @@ def _peer_all_reduce_kernel(
     inside = i < num_words
     mine = tl.load(x + i, inside, 0)
     call = tl.load(calls + program) + 1
-    half = call % 2 * (SIZE * CAPACITY)
+    half = (call & 1) * (SIZE * CAPACITY)  # the number wraps around, and % would become -1
     sent = (call.to(tl.int64) << 32) | (mine.to(tl.int64) & 0xFFFFFFFF)
     for step in tl.static_range(1, SIZE):
         peer = (RANK + step) % SIZE

@@ -7,6 +7,7 @@ kernel of this one cannot use them.
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 from typing import Final
 
 _LAZY_ENABLE_PEER_ACCESS: Final = 1
@@ -18,9 +19,17 @@ class _Handle(ctypes.Structure):
     _fields_ = (("reserved", ctypes.c_byte * 64),)
 
 
+@cache
+def _driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise RuntimeError(str(error)) from error
+
+
 def _call(function: str, *arguments: object) -> None:
     """A function of the driver API, in the context of the thread's current device."""
-    code = getattr(ctypes.CDLL("libcuda.so.1"), function)(*arguments)
+    code = getattr(_driver(), function)(*arguments)
     if code != 0:
         raise RuntimeError(f"{function} returned CUDA error {code}")
 

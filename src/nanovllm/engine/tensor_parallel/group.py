@@ -30,13 +30,23 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 class RankGroup:
     """A group of torch that can be broken, and given up while layers still refer to it.
 
-    A backend by itself, not registered as the one default group of the process. With `peers`, it
-    leaves short sums to `peer_all_reduce`.
+    A backend by itself, not registered as the one default group of the process. When it has met
+    its `peers`, it leaves short sums to `peer_all_reduce`.
     """
 
-    def __init__(self, backend: Any, peers: PeerMemory | None = None) -> None:
+    def __init__(self, backend: Any) -> None:
         self._backend = backend
-        self.peers = peers
+        self.peers: PeerMemory | None = None
+
+    def meet_peers(self, store: Store, device: torch.device) -> None:
+        """Use the memory of all ranks, if each of them reaches all others; every rank calls it."""
+        rank, size = self._backend.rank(), self._backend.size()
+        peers = meet_peers(store, rank, size, device)
+        met = TensorParallel(rank, size, self).minimum(int(peers is not None), device)
+        if met:
+            self.peers = peers
+        elif peers is not None:
+            peers.free()
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work | None:
         if self.peers is not None and opts.reduceOp == dist.ReduceOp.SUM:
@@ -89,10 +99,4 @@ def make_group(store: Store, rank: int, size: int, device: torch.device) -> Rank
     os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
     options = torch_distributed.ProcessGroupNCCL.Options()
     options._timeout = COLLECTIVE_TIMEOUT
-    nccl = torch_distributed.ProcessGroupNCCL(store, rank, size, options)
-    peers = meet_peers(store, rank, size, device)
-    group = RankGroup(nccl)
-    all_meet = TensorParallel(rank, size, group).minimum(int(peers is not None), device)
-    if peers is not None and not all_meet:
-        peers.free()
-    return RankGroup(nccl, peers) if all_meet else group
+    return RankGroup(torch_distributed.ProcessGroupNCCL(store, rank, size, options))

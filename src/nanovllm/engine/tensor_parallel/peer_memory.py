@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import pickle
+import socket
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 
@@ -24,37 +27,40 @@ class PeerMemory:
     """
 
     def __init__(self, store: Store, rank: int, size: int, device: torch.device) -> None:
-        torch.cuda.synchronize(device)  # makes its context this thread's
         self._parts: dict[int, SharedMemory | MappedMemory] = {}
         try:
-            self._share(store, rank, 2 * size * CAPACITY * 8)
+            self._share(store, rank, 2 * size * CAPACITY * 8, device)
             for peer in set(range(size)) - {rank}:
                 self._map(store, peer)
+            addresses = [self._parts[peer].address for peer in range(size)]
+            self.buffers = PeerBuffers(
+                rank,
+                size,
+                CAPACITY,
+                torch.tensor(addresses, device=device),
+                torch.zeros(num_programs(CAPACITY), dtype=torch.int32, device=device),
+                torch.zeros(1, dtype=torch.int32, device=device),
+            )
+            self._one = torch.ones(1, dtype=torch.int32, pin_memory=True)
+            self._beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         except RuntimeError:
             self.free()
             raise
-        self.buffers = PeerBuffers(
-            rank,
-            size,
-            CAPACITY,
-            torch.tensor([self._parts[peer].address for peer in range(size)], device=device),
-            torch.zeros(num_programs(CAPACITY), dtype=torch.int32, device=device),
-            torch.zeros(1, dtype=torch.int32, device=device),
-        )
-        self._one = torch.ones(1, dtype=torch.int32, pin_memory=True)
-        self._beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def _share(self, store: Store, rank: int, num_bytes: int) -> None:
+    def _share(self, store: Store, rank: int, num_bytes: int, device: torch.device) -> None:
         handle = b""  # tells the others not to wait
         try:
+            torch.cuda.synchronize(device)  # makes its context this thread's
             self._parts[rank] = part = SharedMemory(num_bytes)
-            torch.cuda.synchronize()  # zeros, before anybody else can write
+            torch.cuda.synchronize(device)  # zeros, before anybody else can write
             handle = part.handle
         finally:
-            store.set(_key(rank), handle)
+            store.set(_key(rank), pickle.dumps((_host(), handle)))
 
     def _map(self, store: Store, peer: int) -> None:
-        handle = store.get(_key(peer))
+        host, handle = pickle.loads(store.get(_key(peer)))
+        if host != _host():
+            raise RuntimeError(f"rank {peer} is on another host")
         if not handle:
             raise RuntimeError(f"rank {peer} has no memory to share")
         self._parts[peer] = MappedMemory(handle)
@@ -65,10 +71,18 @@ class PeerMemory:
             self.buffers.aborted.copy_(self._one, non_blocking=True)
 
     def free(self) -> None:
-        """Give the memory back; no sum is under way any more, or the device is lost."""
+        """Give the memory back, when no sum is under way any more."""
         for part in self._parts.values():
             with suppress(RuntimeError):
                 part.free()
+
+
+def _host() -> str:
+    """This boot of this host: containers have names of their own."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        return socket.gethostname()
 
 
 def _key(rank: int) -> str:
@@ -76,7 +90,7 @@ def _key(rank: int) -> str:
 
 
 def meet_peers(store: Store, rank: int, size: int, device: torch.device) -> PeerMemory | None:
-    """None, with a warning, if the devices cannot reach each other: other hosts, no NVLink."""
+    """None, with a warning, if the devices cannot reach each other."""
     try:
         return PeerMemory(store, rank, size, device)
     except RuntimeError as error:

@@ -49,7 +49,10 @@ def serve(post: Post, channel: Connection, open_store: Callable[[], Store]) -> N
     _start(_end_with, channel)
     try:
         send_all([channel], Joined())
-        group = make_group(open_store(), post.rank, post.size, post.device)
+        store = open_store()
+        group = make_group(store, post.rank, post.size, post.device)
+        if post.device.type == "cuda":
+            group.meet_peers(store, post.device)
         runner = post.build(post.device, TensorParallel(post.rank, post.size, group))
         send_all([channel], runner.rank_info)
         if post.device.type == "cuda":
