@@ -56,9 +56,11 @@ def attend_tiles(
     if in_fp8:
         keys = keys.to(tl.pointer_type(tl.int16))
         values = values.to(tl.pointer_type(tl.int16))
-        q_even, q_odd = split_columns(q.to(tl.float16))
-        acc_even, acc_odd = split_columns(acc)
-    column = tl.arange(0, q.shape[1] // per_word)[None, :]
+        q, q_odd = split_columns(q.to(tl.float16))
+        acc, acc_odd = split_columns(acc)
+    else:
+        q_odd, acc_odd = q, acc  # not used
+    column = tl.arange(0, q.shape[1])[None, :]
     for start in range(begin, end, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         if MASKED:
@@ -68,33 +70,45 @@ def attend_tiles(
         slot = block.to(tl.int64) * (block_stride // per_word)
         slot += n % BLOCK_SIZE * (slot_stride // per_word)
         offset = slot[:, None] + column
-        if MASKED or q.shape[1] != HEAD_DIM:
+        if MASKED or q.shape[1] * per_word != HEAD_DIM:
             inside = (n < end)[:, None] & (column < HEAD_DIM // per_word)
             k = tl.load(keys + offset, inside, 0)
             v = tl.load(values + offset, inside, 0)
         else:
             k = tl.load(keys + offset)
             v = tl.load(values + offset)
-        if in_fp8:
-            k_even, k_odd = unpack_pairs(tl.trans(k))
-            scores = tl.dot(q_odd, k_odd, tl.dot(q_even, k_even))
-        else:
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        scores = _scores(q, q_odd, tl.trans(k), in_fp8)
         if MASKED:
             scores = tl.where(n[None, :] < seen[:, None], scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1) * scale)
         weights = tl.exp2(scores * scale - new_peak[:, None])
         shrink = tl.exp2(peak - new_peak)
         total = total * shrink + tl.sum(weights, 1)
-        if in_fp8:
-            weights = weights.to(tl.float16)
-            v_even, v_odd = unpack_pairs(v)
-            acc_even = tl.dot(weights, v_even, acc_even * shrink[:, None])
-            acc_odd = tl.dot(weights, v_odd, acc_odd * shrink[:, None])
-        else:
-            acc = acc * shrink[:, None]
-            acc = tl.dot(weights.to(q.dtype), v, acc, input_precision="ieee")
+        acc, acc_odd = _add_values(acc, acc_odd, shrink[:, None], weights.to(q.dtype), v, in_fp8)
         peak = new_peak
     if in_fp8:
-        acc = join_columns(acc_even, acc_odd)
+        acc = join_columns(acc, acc_odd)
     return peak, total, acc
+
+
+@jit
+def _scores(q, q_odd, k, IN_FP8: tl.constexpr):
+    """q @ k; of an fp8 cache, the even and the odd columns of q with the words of k."""
+    if IN_FP8:
+        k_even, k_odd = unpack_pairs(k)
+        scores = tl.dot(q_odd, k_odd, tl.dot(q, k_even))
+    else:
+        scores = tl.dot(q, k, input_precision="ieee")
+    return scores
+
+
+@jit
+def _add_values(acc, acc_odd, shrink, weights, v, IN_FP8: tl.constexpr):
+    """acc * shrink + weights @ v; of an fp8 cache, its even and its odd columns."""
+    if IN_FP8:
+        v_even, v_odd = unpack_pairs(v)
+        acc = tl.dot(weights, v_even, acc * shrink)
+        acc_odd = tl.dot(weights, v_odd, acc_odd * shrink)
+    else:
+        acc = tl.dot(weights, v, acc * shrink, input_precision="ieee")
+    return acc, acc_odd
