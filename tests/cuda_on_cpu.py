@@ -12,6 +12,7 @@ from nanovllm.engine.model_runner import ModelRunner
 from nanovllm.kernels.decode_inputs import decode_inputs_reference
 from nanovllm.kernels.keep_tokens import keep_tokens_reference, post_tokens_reference
 from nanovllm.kernels.sample import sample_reference
+from nanovllm.kernels.sampling_threshold import sampling_threshold_reference
 from nanovllm.layers.backends import select_backend
 from nanovllm.layers.parallel import TensorParallel
 from nanovllm.models.model_config import ModelConfig
@@ -40,6 +41,7 @@ def run_on_cpu(patch: pytest.MonkeyPatch) -> None:
         "decode_inputs": (decode_inputs_reference, (cuda_runner,)),
         "keep_tokens": (keep_tokens_reference, (cuda_runner,)),
         "post_tokens": (post_tokens_reference, (cuda_runner,)),
+        "sampling_threshold": (sampling_threshold_reference, (cuda_runner,)),
         "sample": (sample_reference, (cuda_runner,)),
     }
     for name, (stand_in, modules) in replaced.items():

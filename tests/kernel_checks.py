@@ -12,6 +12,7 @@ from nanovllm.kernels.keep_tokens import keep_tokens, keep_tokens_reference, pos
 from nanovllm.kernels.qk_norm_rope_store import qk_norm_rope_store, qk_norm_rope_store_reference
 from nanovllm.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
 from nanovllm.kernels.sample import sample, sample_reference
+from nanovllm.kernels.sampling_threshold import sampling_threshold, sampling_threshold_reference
 from nanovllm.kernels.silu_and_mul import silu_and_mul, silu_and_mul_reference
 from nanovllm.kernels.small_linear import linear, small_linear, small_linear_reference
 from nanovllm.kernels.store_kvcache import store_kvcache, store_kvcache_reference
@@ -180,21 +181,89 @@ def draw(
     streams: torch.Tensor,
     positions: torch.Tensor,
     sampler: Callable[..., None] = sample,
+    kept: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """`sample` of rows with these parameters; they sit in reverse order, before a padding seat."""
-    seats = torch.arange(len(logits) - 1, -1, -1, dtype=torch.int32, device=DEVICE)
+    """`sample` of rows with these parameters; they sit in reverse order, before a padding seat.
+
+    `kept`: their thresholds and last ids; all tokens if None.
+    """
+    count = len(logits)
+    seats = torch.arange(count - 1, -1, -1, dtype=torch.int32, device=DEVICE)
     padding = torch.zeros(1, device=DEVICE)
-    token_ids = torch.full((len(logits) + 1,), -7, device=DEVICE)
+    token_ids = torch.full((count + 1,), -7, device=DEVICE)
+    if kept is None:
+        kept = torch.full((count,), -torch.inf, device=DEVICE), torch.zeros_like(seats)
     sampler(
         logits,
         torch.cat((temperatures.flip(0), padding)),
         torch.cat((streams.flip(0), padding.long())),
         seats,
         positions,
+        *kept,
         token_ids[:-1],
     )
     assert token_ids[-1] == -7
     return token_ids[:-1]
+
+
+FILTERS = [
+    # temperature, top_k, top_p, min_p
+    (0.7, 0, 1.0, 0.0),
+    (0.7, 1, 1.0, 0.0),
+    (1.0, 20, 1.0, 0.0),
+    (1.0, 10**6, 1.0, 0.0),
+    (0.6, 0, 0.9, 0.0),
+    (1.5, 0, 0.3, 0.0),
+    (1.0, 0, 1e-6, 0.0),
+    (1.0, 0, 0.99999, 0.0),
+    (1.0, 0, 1.0, 0.1),
+    (1.0, 0, 1.0, 1.0),
+    (0.6, 20, 0.95, 0.0),
+    (2.0, 40, 0.8, 0.2),
+    (1.0, 7, 0.9, 1e-9),
+    (0.0, 3, 0.5, 0.5),
+]
+
+
+def kept_tokens(
+    logits: torch.Tensor, rows: torch.Tensor, find: Callable[..., None]
+) -> torch.Tensor:
+    """Which tokens `find` keeps, bool [B, V], of rows `[temperature, top_k, top_p, min_p]`."""
+    count = len(logits)
+    seats = torch.arange(count, dtype=torch.int32, device=DEVICE)
+    temperature, top_k, top_p, min_p = rows.to(DEVICE).t().contiguous()
+    thresholds = torch.zeros(count, device=DEVICE)
+    last_ids = torch.full_like(seats, -7)
+    find(logits, temperature, top_k.int(), top_p, min_p, seats, thresholds, last_ids)
+    ids = torch.arange(logits.shape[1], device=DEVICE)
+    x, limit = logits.float(), thresholds[:, None]
+    return (x > limit) | ((x == limit) & (ids <= last_ids[:, None]))
+
+
+def check_sampling_threshold(vocab: int, dtype: torch.dtype, step: float) -> None:
+    """`step`: logits are multiples of it, so that there are ties.
+
+    Where a token begins within rounding of top-p's share, both answers are right.
+    """
+    torch.manual_seed(vocab)
+    rows = torch.tensor(FILTERS)
+    logits = (3 * torch.randn(len(rows), vocab, device=DEVICE) / step).round() * step
+    logits[:, ::7] = -torch.inf
+    logits[:, 0] = -0.0
+    logits = logits.to(dtype)
+    found, expected = (
+        kept_tokens(logits, rows, find)
+        for find in (sampling_threshold, sampling_threshold_reference)
+    )
+    drawable = logits > -torch.inf
+    for i, (temperature, _, top_p, _) in enumerate(FILTERS):
+        differ = (found[i] != expected[i]) & drawable[i]
+        if not differ.any():
+            continue
+        assert top_p < 1, FILTERS[i]
+        share = (logits[i].double() / temperature).softmax(0)
+        unsure = 1e-5 * share[expected[i]].sum()
+        assert share[differ].sum() < unsure + share[differ].max(), FILTERS[i]
 
 
 def check_sample(
@@ -206,6 +275,10 @@ def check_sample(
     args = (torch.tensor(temperatures, device=DEVICE), *random_rows(batch))
     before = logits.clone()
     assert draw(logits, *args).tolist() == draw(logits, *args, sample_reference).tolist()
+    limit = logits.float().quantile(0.8, dim=1) if vocab < 2**16 else logits.float()[:, 5]
+    kept = limit.to(dtype).float(), torch.full((batch,), vocab // 2, device=DEVICE).int()
+    expected = draw(logits, *args, sample_reference, kept).tolist()
+    assert draw(logits, *args, kept=kept).tolist() == expected
     assert torch.equal(logits, before)
 
 
@@ -217,5 +290,6 @@ def check_padding_is_greedy(dtype: torch.dtype) -> None:
     seats = torch.tensor([-1, 1, -1], dtype=torch.int32, device=DEVICE)
     token_ids = torch.zeros(3, dtype=torch.int64, device=DEVICE)
     streams, positions = random_rows(3)
-    sample(logits, temperatures, streams, seats, positions, token_ids)
+    kept = torch.full((3,), -torch.inf, device=DEVICE), torch.zeros_like(seats)
+    sample(logits, temperatures, streams, seats, positions, *kept, token_ids)
     assert token_ids[0] == token_ids[2] == 4321 != token_ids[1]

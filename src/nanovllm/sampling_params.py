@@ -132,10 +132,8 @@ class SamplingParams:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a temperature is all there is: drawn by one kernel, nothing reported."""
-        filtered = self.top_k > 0 or self.top_p < 1 or self.min_p > 0
-        reported = self.logprobs is not None
-        return not (filtered or reported or self.has_penalties or self.min_tokens)
+        """Whether the logits are drawn from as they are, and nothing but the token is reported."""
+        return not (self.logprobs is not None or self.has_penalties or self.min_tokens)
 
     def end_token_ids(self, eos_token_ids: Iterable[int]) -> frozenset[int]:
         """Ids that end this request: the stop ids, and the model's eos ids unless ignored."""

@@ -10,6 +10,7 @@ from kernel_checks import (
     check_post_tokens,
     check_rms_norm,
     check_sample,
+    check_sampling_threshold,
     check_silu_and_mul,
     check_small_linear,
     check_store,
@@ -228,6 +229,13 @@ def test_keep_tokens(batch: int) -> None:
 @pytest.mark.parametrize("batch", [2, 130])
 def test_post_tokens(batch: int) -> None:
     check_post_tokens(batch, pinned=True)
+
+
+@pytest.mark.spec("SMP-3a", "SMP-3b", "SMP-3c")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("vocab", "step"), [(1, 1.0), (300, 0.001), (32_000, 0.125)])
+def test_sampling_threshold(vocab: int, step: float, dtype: torch.dtype) -> None:
+    check_sampling_threshold(vocab, dtype, step)
 
 
 @pytest.mark.spec("SMP-1")

@@ -34,8 +34,11 @@ MAX_PROMPT_LEN = 700
 AMPLE_BLOCKS, SMALL_BLOCKS = 4096, 192
 GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=0.8, seed=3, max_tokens=MAX_TOKENS, ignore_eos=True)
+FILTERED = SamplingParams(
+    temperature=0.8, seed=3, top_k=50, top_p=0.9, max_tokens=MAX_TOKENS, ignore_eos=True
+)
 HOST_SAMPLED = SamplingParams(
-    temperature=0.8, seed=3, top_k=50, max_tokens=MAX_TOKENS, ignore_eos=True
+    temperature=0.8, seed=3, presence_penalty=0.1, max_tokens=MAX_TOKENS, ignore_eos=True
 )
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -135,7 +138,9 @@ def test_two_ranks_pass_the_judge_of_one(
 
 @pytest.mark.spec("TP-1", "TP-3a", "TP-8")
 @pytest.mark.parametrize(
-    "params", [GREEDY, SAMPLED, HOST_SAMPLED], ids=["greedy", "device", "host"]
+    "params",
+    [GREEDY, SAMPLED, FILTERED, HOST_SAMPLED],
+    ids=["greedy", "device", "filtered", "host"],
 )
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
 def test_an_odd_vocabulary_gives_the_tokens_of_one_rank(
@@ -225,6 +230,9 @@ def test_a_device_error_of_another_rank(small: Path) -> None:
         table_value=np.zeros(1, dtype=np.int32),
         seats=nothing,
         temperature=nothing.astype(np.float32),
+        top_k=nothing.astype(np.int32),
+        top_p=nothing.astype(np.float32),
+        min_p=nothing.astype(np.float32),
         stream=nothing,
     )
     with open_llm(small, enforce_eager=True) as llm:

@@ -20,6 +20,7 @@ PARAMS = [
     SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
     SamplingParams(temperature=1, seed=4, max_tokens=12, ignore_eos=True),
     SamplingParams(temperature=1, seed=4, top_k=20, max_tokens=12, ignore_eos=True),
+    SamplingParams(temperature=1, seed=4, presence_penalty=1, max_tokens=12, ignore_eos=True),
 ]
 CASES = {
     "one step at a time": {"async_scheduling": False},

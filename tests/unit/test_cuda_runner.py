@@ -57,9 +57,13 @@ def expected(open_llm: OpenLLM) -> list[Ids]:
 @pytest.fixture
 def on_cuda(expected: list[Ids], monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on; what is expected comes from the runner of a CPU."""
-    run_on_cpu(monkeypatch)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
-    monkeypatch.setattr(runners, "build_runner", build_here)
+    put_on_cuda(monkeypatch)
+
+
+def put_on_cuda(patch: pytest.MonkeyPatch) -> None:
+    run_on_cpu(patch)
+    patch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    patch.setattr(runners, "build_runner", build_here)
 
 
 def generate(llm: LLM, prompts: list[Ids] = PROMPTS) -> list[Ids]:
@@ -87,6 +91,33 @@ def test_it_computes_what_the_other_one_does(
         assert generate(llm) == expected
         llm.reset_prefix_cache()
         assert generate(llm) == expected
+
+
+@pytest.mark.spec("SMP-3a", "SMP-3b", "SMP-3c", "SMP-4")
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"top_k": 5},
+        {"top_p": 0.7},
+        {"min_p": 0.2},
+        {"top_k": 30, "top_p": 0.9, "min_p": 0.01},
+        {"presence_penalty": 0.5, "top_k": 5},
+        {"logprobs": 2, "top_p": 0.7},
+    ],
+    ids=str,
+)
+def test_it_draws_what_the_other_one_does(
+    open_llm: OpenLLM, monkeypatch: pytest.MonkeyPatch, params: dict[str, Any]
+) -> None:
+    """The host's sampler has the same filters and the same noise."""
+    sampled = SamplingParams(temperature=1.0, max_tokens=14, seed=7, ignore_eos=True, **params)
+    found = []
+    for _ in range(2):
+        with open_llm() as llm:
+            outputs = llm.generate(PROMPTS, sampled, use_tqdm=False)
+        found.append([output.token_ids for output in outputs])
+        put_on_cuda(monkeypatch)
+    assert found[0] == found[1]
 
 
 @pytest.mark.spec("SCH-15")

@@ -96,7 +96,7 @@ def test_those_who_have_ended_make_room_when_seats_are_short() -> None:
 def test_a_newcomer_brings_its_sampling() -> None:
     device = Device()
     device.step(running(0, [0]))
-    seats = device.step(running(1, [1], temperature=0.5), running(2, [2], top_k=3))
+    seats = device.step(running(1, [1], temperature=0.5), running(2, [2], logprobs=3))
     assert device.updates.seats.tolist() == seats
     assert device.updates.temperature.tolist() == [0.5, 1.0]
     assert len(np.unique(device.updates.stream)) == 2

@@ -5,7 +5,13 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from kernel_checks import check_padding_is_greedy, check_sample, draw, random_rows
+from kernel_checks import (
+    check_padding_is_greedy,
+    check_sample,
+    check_sampling_threshold,
+    draw,
+    random_rows,
+)
 from paged_rows import DEVICE
 
 from nanovllm.kernels.gumbel_noise import gumbel_noise, row_keys, seed_streams, stream_keys
@@ -19,6 +25,22 @@ from nanovllm.sampling_params import SamplingParams
 @pytest.mark.parametrize("vocab", [1, 48, 9001])
 def test_tokens_are_the_references(vocab: int, dtype: torch.dtype) -> None:
     check_sample(vocab, [0.0, 0.6, 1.0, 1e30, 1e-44, 1.2e-38, 1e-5, 0.0], dtype, vocab + 5)
+
+
+@pytest.mark.spec("SMP-3a", "SMP-3b", "SMP-3c")
+@pytest.mark.parametrize(
+    ("vocab", "dtype", "step"),
+    [
+        (1, torch.float32, 1.0),
+        (50, torch.float16, 0.5),
+        (300, torch.float32, 0.001),
+        (5000, torch.float16, 0.125),
+    ],
+)
+def test_thresholds_keep_what_the_reference_keeps(
+    vocab: int, dtype: torch.dtype, step: float
+) -> None:
+    check_sampling_threshold(vocab, dtype, step)
 
 
 @pytest.mark.spec("SMP-1")

@@ -37,6 +37,7 @@ from nanovllm.kernels._triton import compiling
 from nanovllm.kernels.decode_inputs import decode_inputs
 from nanovllm.kernels.keep_tokens import keep_tokens, post_tokens
 from nanovllm.kernels.sample import sample
+from nanovllm.kernels.sampling_threshold import sampling_threshold
 from nanovllm.layers.backend import AttentionInput, Backend
 from nanovllm.layers.parallel import TensorParallel
 from nanovllm.layers.sampler import RowSampling, SamplerOutput, SamplingInput
@@ -240,9 +241,14 @@ class CudaModelRunner(ModelRunner):
     def _draw(
         self, logits: torch.Tensor, seats: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Sample by temperature alone."""
-        tokens = self.inputs.tokens[: len(logits)]
-        sample(logits, self.state.temperatures, self.state.streams, seats, positions, tokens)
+        """Sample without penalties."""
+        state, rows = self.state, slice(len(logits))
+        thresholds, last_ids = self.inputs.thresholds[rows], self.inputs.last_ids[rows]
+        tokens = self.inputs.tokens[rows]
+        filters = state.top_k, state.top_p, state.min_p
+        sampling_threshold(logits, state.temperatures, *filters, seats, thresholds, last_ids)
+        kept = thresholds, last_ids
+        sample(logits, state.temperatures, state.streams, seats, positions, *kept, tokens)
         return tokens
 
     def _finish(

@@ -42,13 +42,17 @@ class SeatUpdates:
 
     Attributes:
         table_index, table_value: [N] entries of the block tables, by flat index.
-        seats: [M] newly taken ones, with their `temperature` and `stream` of noise.
+        seats: [M] newly taken ones, with their filters (top_k, top_p, min_p), `temperature` and
+            `stream` of noise.
     """
 
     table_index: Int64
     table_value: Int32
     seats: Int64
     temperature: npt.NDArray[np.float32]
+    top_k: Int32
+    top_p: npt.NDArray[np.float32]
+    min_p: npt.NDArray[np.float32]
     stream: Int64
 
     @property
@@ -62,7 +66,8 @@ class DecodeState:
     Attributes:
         last_tokens: int64 [seats + 1], the newest token, not computed yet.
         block_tables: int32 [seats + 1, max_blocks].
-        temperatures: float32 [seats + 1].
+        temperatures, top_p, min_p: float32 [seats + 1].
+        top_k: int32 [seats + 1].
         streams: int64 [seats + 1], see `gumbel_noise.seed_streams`.
     """
 
@@ -71,6 +76,9 @@ class DecodeState:
         self.last_tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self.block_tables = torch.zeros(rows, max_blocks, dtype=torch.int32, device=device)
         self.temperatures = torch.zeros(rows, dtype=torch.float32, device=device)
+        self.top_k = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.top_p = torch.ones(rows, dtype=torch.float32, device=device)
+        self.min_p = torch.zeros(rows, dtype=torch.float32, device=device)
         self.streams = torch.zeros(rows, dtype=torch.int64, device=device)
 
     def apply(self, updates: SeatUpdates) -> None:
@@ -82,11 +90,14 @@ class DecodeState:
         if len(updates.seats):
             seats = send(updates.seats, device)
             self.temperatures.index_copy_(0, seats, send(updates.temperature, device))
+            self.top_k.index_copy_(0, seats, send(updates.top_k, device))
+            self.top_p.index_copy_(0, seats, send(updates.top_p, device))
+            self.min_p.index_copy_(0, seats, send(updates.min_p, device))
             self.streams.index_copy_(0, seats, send(updates.stream, device))
 
 
 class Seat(NamedTuple):
-    """A place, who sits there, and whether the fused kernel does its sampling."""
+    """A place, who sits there, and whether the device's kernels do its sampling."""
 
     place: int
     seq: Sequence
@@ -155,6 +166,9 @@ class Seats:
             np.array(values, dtype=np.int32),
             np.array([seat.place for seat in newcomers], dtype=np.int64),
             np.array([p.temperature for p in params], dtype=np.float32),
+            np.array([p.top_k for p in params], dtype=np.int32),
+            np.array([p.top_p for p in params], dtype=np.float32),
+            np.array([p.min_p for p in params], dtype=np.float32),
             seed_streams(np.array([p.seed for p in params], dtype=np.uint64)),
         )
 
@@ -163,7 +177,7 @@ class Seats:
         return seq.seq_id in self.sitting
 
     def is_plain(self, seq: Sequence) -> bool:
-        """Whether a temperature is all there is to the sampling of `seq`."""
+        """Whether the device's kernels do the sampling of `seq`."""
         seat = self.sitting.get(seq.seq_id)
         return seat.plain if seat else seq.params.is_plain
 

@@ -25,16 +25,21 @@ def sample_reference(
     streams: torch.Tensor,
     seats: torch.Tensor,
     positions: torch.Tensor,
+    thresholds: torch.Tensor,
+    last_ids: torch.Tensor,
     token_ids: torch.Tensor,
 ) -> None:
     """What `sample` computes."""
     temperatures, streams = temperatures[seats.long()], streams[seats.long()]
-    logits = logits.float()
+    logits, limit = logits.float(), thresholds[:, None]
+    equals = torch.arange(logits.shape[1], device=logits.device) <= last_ids[:, None]
+    kept = (logits > limit) | ((logits == limit) & equals)
     peak = logits.amax(dim=-1, keepdim=True)
     keys = torch.from_numpy(stream_keys(streams.cpu().numpy(), positions.cpu().numpy()))
     noise = gumbel_noise(keys.to(logits.device), logits.shape[1])
     perturbed = (logits - peak) / temperatures[:, None] + noise
     greedy = temperatures[:, None] < _LOWEST_TEMPERATURE
+    perturbed = perturbed.masked_fill(~kept, -torch.inf)
     drawn = torch.where(greedy, logits, perturbed).argmax(dim=-1)
     token_ids.copy_(drawn.masked_fill(~peak[:, 0].isfinite(), -1))
 
@@ -45,6 +50,8 @@ def sample(
     streams: torch.Tensor,
     seats: torch.Tensor,
     positions: torch.Tensor,
+    thresholds: torch.Tensor,
+    last_ids: torch.Tensor,
     token_ids: torch.Tensor,
 ) -> None:
     """Draw a token per row; the lowest id on ties.
@@ -57,6 +64,7 @@ def sample(
         streams: int64 [S], `seed_streams` of seeds.
         seats: int32 [B], which of those are the row's; -1, of a padding row, is the last.
         positions: int32 [B], what the noise depends on besides.
+        thresholds: fp32 [B], last_ids: int32 [B], which tokens are kept: `sampling_threshold`'s.
         token_ids: int64 [B], written.
     """
     batch, vocab_size = logits.shape
@@ -69,6 +77,8 @@ def sample(
         streams,
         seats,
         positions,
+        thresholds,
+        last_ids,
         best,
         best_ids,
         vocab_size,
@@ -101,6 +111,8 @@ def _sample_chunk_kernel(
     streams,
     seats,
     positions,
+    thresholds,
+    last_ids,
     best,
     best_ids,
     vocab_size,
@@ -127,6 +139,10 @@ def _sample_chunk_kernel(
     else:
         key = row_key(tl.load(streams + seat), tl.load(positions + row))
         cost = exponential(token_id, key) * tl.exp2(gap * (1.4426950408889634 / temperature))
+        threshold = tl.load(thresholds + row)
+        if threshold > float("-inf"):
+            equal = (x == threshold) & (token_id <= tl.load(last_ids + row))
+            cost = tl.where((x > threshold) | equal, cost, float("inf"))
     lowest, index = tl.min(cost, 0, return_indices=True, return_indices_tie_break_left=True)
     out = row * tl.num_programs(0) + chunk
     tl.store(best + out, peak)
