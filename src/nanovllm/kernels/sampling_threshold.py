@@ -114,14 +114,13 @@ def _threshold_kernel(
     p = tl.load(top_p + seat)
     share = tl.load(min_p + seat)
     by_rank = (k > 0) & (k < vocab_size)
-    tl.store(thresholds + row, float("-inf"))
-    tl.store(last_ids + row, vocab_size)
+    threshold = tl.full([], float("-inf"), tl.float32)
+    last_id = tl.zeros([], tl.int32) + vocab_size
     if (temperature >= LOWEST_TEMPERATURE) & (by_rank | (p < 1.0) | (share > 0.0)):
         x = logits + row.to(tl.int64) * logits_stride
         peak = _peak(x, vocab_size, BLOCK)
         scale = LOG2_E / temperature
         key = tl.zeros([], tl.uint32)
-        last_id = vocab_size
         if by_rank:
             key = _search(x, vocab_size, key, k.to(tl.float32), peak, 0.0, BITS, BLOCK)
         if p < 1.0:
@@ -131,11 +130,14 @@ def _threshold_kernel(
             each = tl.exp2((_value(key, BITS) - peak) * scale)
             count = tl.maximum(tl.ceil((target - above) / each), 1.0)
             last_id = _last_of_equals(x, vocab_size, key, count, BITS, BLOCK)
-        lowest = peak + temperature * tl.log(tl.maximum(share, LOWEST_TEMPERATURE))
-        lowest = tl.where(share > 0.0, lowest, float("-inf"))
-        threshold = tl.where(key == 0, float("-inf"), _value(key, BITS))
-        tl.store(thresholds + row, tl.maximum(threshold, lowest))
-        tl.store(last_ids + row, tl.where(lowest > threshold, vocab_size, last_id))
+        if key > 0:
+            threshold = _value(key, BITS)
+        if share > 0.0:
+            lowest = peak + temperature * tl.log(share)
+            last_id = tl.where(lowest > threshold, vocab_size, last_id)
+            threshold = tl.maximum(threshold, lowest)
+    tl.store(thresholds + row, threshold)
+    tl.store(last_ids + row, last_id)
 
 
 @jit
