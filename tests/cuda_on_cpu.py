@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nanovllm.config import Config
-from nanovllm.engine import cuda_buffers, cuda_runner, decode_state
+from nanovllm.engine import cuda_buffers, cuda_runner, decode_state, device_sampler
 from nanovllm.engine.cuda_runner import CudaModelRunner
 from nanovllm.engine.model_runner import ModelRunner
 from nanovllm.kernels.decode_inputs import decode_inputs_reference
@@ -41,8 +41,8 @@ def run_on_cpu(patch: pytest.MonkeyPatch) -> None:
         "decode_inputs": (decode_inputs_reference, (cuda_runner,)),
         "keep_tokens": (keep_tokens_reference, (cuda_runner,)),
         "post_tokens": (post_tokens_reference, (cuda_runner,)),
-        "sampling_threshold": (sampling_threshold_reference, (cuda_runner,)),
-        "sample": (sample_reference, (cuda_runner,)),
+        "sampling_threshold": (sampling_threshold_reference, (device_sampler,)),
+        "sample": (sample_reference, (device_sampler,)),
     }
     for name, (stand_in, modules) in replaced.items():
         for module in modules:
@@ -62,6 +62,6 @@ def build_cuda_on_cpu(
     """In place of `runners.build_runner`, in the process of another rank, which draws nonsense."""
     patch = pytest.MonkeyPatch()
     run_on_cpu(patch)
-    patch.setattr(cuda_runner, "sample", draw_zeros)
+    patch.setattr(device_sampler, "sample", draw_zeros)
     backend = select_backend(config.attention_backend, device)
     return CudaModelRunner(config, model_config, backend, device, tp)

@@ -30,8 +30,6 @@ class DecodeInputs:
         turn: int64 [1], the steps done.
         seats, context_lens: int32 [max_rows], out of the mail.
         input_ids, positions, slot_mapping: int64 [max_rows], derived from these on the device.
-        thresholds: float32 [max_rows], last_ids: int32 [max_rows], what may be drawn.
-        tokens: int64 [max_rows], what was drawn.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
@@ -43,9 +41,6 @@ class DecodeInputs:
         self.input_ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self.positions = torch.zeros_like(self.input_ids)
         self.slot_mapping = torch.zeros_like(self.input_ids)
-        self.thresholds = torch.zeros(max_rows, dtype=torch.float32, device=device)
-        self.last_ids = torch.zeros_like(self.seats)
-        self.tokens = torch.zeros_like(self.input_ids)
         self.cu_seqlens_q = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._done = (timed_event(), timed_event())
         self.restart()

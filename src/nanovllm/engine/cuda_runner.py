@@ -20,6 +20,7 @@ from nanovllm.config import Config
 from nanovllm.engine.cuda_buffers import DecodeInputs, TokenCopies, TokenCopy, timed_event
 from nanovllm.engine.decode_graphs import DecodeGraphs, graph_batch_sizes
 from nanovllm.engine.decode_state import DecodeState, Int32, Seats, SeatUpdates, send
+from nanovllm.engine.device_sampler import DeviceSampler
 from nanovllm.engine.gpu_memory import GpuMemory, MemoryMeter
 from nanovllm.engine.largest_step import largest_step
 from nanovllm.engine.model_input import ModelInput, name_pending_tokens, prepare_model_input
@@ -36,8 +37,6 @@ from nanovllm.engine.step import ScheduledRow, ScheduledStep
 from nanovllm.kernels._triton import compiling
 from nanovllm.kernels.decode_inputs import decode_inputs
 from nanovllm.kernels.keep_tokens import keep_tokens, post_tokens
-from nanovllm.kernels.sample import sample
-from nanovllm.kernels.sampling_threshold import sampling_threshold
 from nanovllm.layers.backend import AttentionInput, Backend
 from nanovllm.layers.parallel import TensorParallel
 from nanovllm.layers.sampler import RowSampling, SamplerOutput, SamplingInput
@@ -71,6 +70,7 @@ class CudaModelRunner(ModelRunner):
         num_seats = self.config.max_num_seqs
         self.seats = Seats(num_seats, self.max_blocks_per_seq)
         self.state = DecodeState(num_seats, self.max_blocks_per_seq, self.device)
+        self.device_sampler = DeviceSampler(self.state, num_seats, self.device)
         self.inputs = DecodeInputs(num_seats, self.device)
         self.copies = TokenCopies(num_seats)
 
@@ -231,25 +231,12 @@ class CudaModelRunner(ModelRunner):
             ),
         )
         logits = self.model.compute_logits(self.model(input_ids, positions, context))
-        tokens = self._draw(logits, seats, context_lens)
+        tokens = self.device_sampler.draw(logits, seats, context_lens)
         self._keep(seats, tokens)
         post_tokens(tokens, inputs.to_host, inputs.turn)
         return logits
 
     # ---- tokens ----------------------------------------------------------------------------
-
-    def _draw(
-        self, logits: torch.Tensor, seats: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
-        """Sample without penalties."""
-        state, rows = self.state, slice(len(logits))
-        thresholds, last_ids = self.inputs.thresholds[rows], self.inputs.last_ids[rows]
-        tokens = self.inputs.tokens[rows]
-        filters = state.top_k, state.top_p, state.min_p
-        sampling_threshold(logits, state.temperatures, *filters, seats, thresholds, last_ids)
-        kept = thresholds, last_ids
-        sample(logits, state.temperatures, state.streams, seats, positions, *kept, tokens)
-        return tokens
 
     def _finish(
         self,
@@ -265,7 +252,7 @@ class CudaModelRunner(ModelRunner):
             return DoneStep(self._sample_on_host(logits, seqs, seats))
         if drawn is None:
             positions = self._to_device(np.array([row.end for row in rows], dtype=np.int32))
-            tokens = self._draw(logits, self._to_device(seats), positions)
+            tokens = self.device_sampler.draw(logits, self._to_device(seats), positions)
             self.keep_tokens(seats, tokens)
             drawn = self.copies.start(tokens)
         return CopiedStep(seqs, self._begun, drawn)
@@ -287,7 +274,7 @@ class CudaModelRunner(ModelRunner):
 
     def close(self) -> None:
         self.graphs = None
-        del self.state, self.inputs
+        del self.state, self.device_sampler, self.inputs
         super().close()
         gc.unfreeze()
         if self.fault is None:
