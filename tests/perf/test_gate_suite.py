@@ -1,5 +1,6 @@
 """The gates run real suites of a tiny project, and believe only what ran as it should."""
 
+import platform
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -76,6 +77,28 @@ def test_times_and_counts_are_read(tree: Path) -> None:
         "bench/test_it.py::test_b": 3,
     }
     assert COUNTING.counts(tree) == {"counting/test_counts.py::test_x": {"hashes": 32}}
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="an option of glibc")
+def test_memory_that_was_used_once_is_kept(tree: Path) -> None:
+    """Else each of these asks the kernel for 7,680 pages."""
+    (tree / "counting" / "test_pages.py").write_text(
+        """
+import resource
+
+def use():
+    return [bytearray(10 << 20) for _ in range(3)]
+
+def test_pages(record_property):
+    use()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    use()
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    record_property("count:thousands of faults", faults // 1000)
+"""
+    )
+    counted = COUNTING.counts(tree)["counting/test_pages.py::test_pages"]
+    assert counted == {"thousands of faults": 0}
 
 
 @pytest.mark.parametrize(
