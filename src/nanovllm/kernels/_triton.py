@@ -18,10 +18,13 @@ try:
 except ImportError:
     triton = tl = None
 
-__all__ = ["INTERPRETED", "cdiv", "compiling", "jit", "next_power_of_2", "tl"]
+__all__ = ["INTERPRETED", "LOG2_E", "cdiv", "compiling", "jit", "next_power_of_2", "tl"]
 
 INTERPRETED = triton is None or triton.knobs.runtime.interpret
 """Whether kernels run without a GPU, step by step, and hence without its own instructions."""
+
+LOG2_E = 1.4426950408889634
+"""exp(x) = exp2(x * LOG2_E), and there is an instruction for powers of two."""
 
 _VARYING = ("batch", "num_rows", "num_splits", "table_stride")
 """Arguments that change from step to step: no kernel is compiled anew for some of their values."""

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import torch
 
-from nanovllm.kernels._triton import jit, next_power_of_2, tl
+from nanovllm.kernels._triton import LOG2_E, jit, next_power_of_2, tl
 from nanovllm.kernels.paged_attention import attend_row
-from nanovllm.kernels.paged_tiles import LOG2_E, attend_tiles
+from nanovllm.kernels.paged_tiles import attend_tiles
 
 
 class PrefillConfig(NamedTuple):

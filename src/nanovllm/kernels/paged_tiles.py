@@ -9,9 +9,6 @@ from __future__ import annotations
 from nanovllm.kernels._triton import jit, tl
 from nanovllm.kernels.fp8_pairs import join_columns, split_columns, unpack_pairs
 
-LOG2_E = 1.4426950408889634
-"""Launchers multiply the scale of the scores by it: exp(x) = exp2(x * log2(e))."""
-
 
 @jit
 def attend_tiles(

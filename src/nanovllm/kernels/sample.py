@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import torch
 
-from nanovllm.kernels._triton import cdiv, jit, next_power_of_2, tl
+from nanovllm.kernels._triton import LOG2_E, cdiv, jit, next_power_of_2, tl
 from nanovllm.kernels.early_launch import wait_for_inputs
 from nanovllm.kernels.gumbel_noise import gumbel_noise, stream_keys
 
 _CHUNK = 4096
-_LOWEST_TEMPERATURE = torch.finfo(torch.float32).tiny
+LOWEST_TEMPERATURE = torch.finfo(torch.float32).tiny
 """A temperature below fp32's normal range is greedy."""
 
 
@@ -38,7 +38,7 @@ def sample_reference(
     keys = torch.from_numpy(stream_keys(streams.cpu().numpy(), positions.cpu().numpy()))
     noise = gumbel_noise(keys.to(logits.device), logits.shape[1])
     perturbed = (logits - peak) / temperatures[:, None] + noise
-    greedy = temperatures[:, None] < _LOWEST_TEMPERATURE
+    greedy = temperatures[:, None] < LOWEST_TEMPERATURE
     perturbed = perturbed.masked_fill(~kept, -torch.inf)
     drawn = torch.where(greedy, logits, perturbed).argmax(dim=-1)
     token_ids.copy_(drawn.masked_fill(~peak[:, 0].isfinite(), -1))
@@ -84,7 +84,8 @@ def sample(
         vocab_size,
         logits.stride(0),
         NUM_SEATS=len(temperatures),
-        LOWEST_TEMPERATURE=_LOWEST_TEMPERATURE,
+        LOWEST_TEMPERATURE=LOWEST_TEMPERATURE,
+        LOG2_E=LOG2_E,
         BLOCK=_CHUNK,
         num_warps=8,
         launch_pdl=True,
@@ -97,7 +98,7 @@ def sample(
         token_ids,
         chunks,
         NUM_SEATS=len(temperatures),
-        LOWEST_TEMPERATURE=_LOWEST_TEMPERATURE,
+        LOWEST_TEMPERATURE=LOWEST_TEMPERATURE,
         BLOCK=next_power_of_2(chunks),
         num_warps=1,
         launch_pdl=True,
@@ -119,6 +120,7 @@ def _sample_chunk_kernel(
     logits_stride,
     NUM_SEATS: tl.constexpr,
     LOWEST_TEMPERATURE: tl.constexpr,
+    LOG2_E: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The peak of a chunk, the lowest cost, and whose it is."""
@@ -132,13 +134,13 @@ def _sample_chunk_kernel(
     peak = tl.max(x, 0)
     # Relative to an infinite peak there would be NaN; to 0, a chunk of -inf has costs of +inf.
     gap = _finite_or_0(peak) - x
-    seat = _seat(seats + row, NUM_SEATS)
+    seat = seat_of(seats + row, NUM_SEATS)
     temperature = tl.load(temperatures + seat)
     if temperature < LOWEST_TEMPERATURE:
         cost = gap
     else:
         key = row_key(tl.load(streams + seat), tl.load(positions + row))
-        cost = exponential(token_id, key) * tl.exp2(gap * (1.4426950408889634 / temperature))
+        cost = exponential(token_id, key) * tl.exp2(gap * (LOG2_E / temperature))
         threshold = tl.load(thresholds + row)
         if threshold > float("-inf"):
             equal = (x == threshold) & (token_id <= tl.load(last_ids + row))
@@ -173,7 +175,7 @@ def _best_chunk_kernel(
     ids = tl.load(best_ids + offset, inside, -1)
     peak = tl.max(peaks, 0)
     gaps = _finite_or_0(peak) - peaks
-    temperature = tl.load(temperatures + _seat(seats + row, NUM_SEATS))
+    temperature = tl.load(temperatures + seat_of(seats + row, NUM_SEATS))
     if temperature >= LOWEST_TEMPERATURE:
         gaps = gaps / temperature + tl.log(costs)
     _, index = tl.min(gaps, 0, return_indices=True, return_indices_tie_break_left=True)
@@ -182,7 +184,8 @@ def _best_chunk_kernel(
 
 
 @jit
-def _seat(pointer, NUM_SEATS: tl.constexpr):
+def seat_of(pointer, NUM_SEATS: tl.constexpr):
+    """The seat of a row; that of padding is the last."""
     seat = tl.load(pointer)
     return tl.where(seat < 0, NUM_SEATS - 1, seat)
 

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import torch
 
-from nanovllm.kernels._triton import jit, next_power_of_2, tl
+from nanovllm.kernels._triton import LOG2_E, jit, next_power_of_2, tl
 from nanovllm.kernels.early_launch import wait_for_inputs
-from nanovllm.kernels.paged_tiles import LOG2_E
+from nanovllm.kernels.sample import LOWEST_TEMPERATURE, seat_of
 
 _BLOCK = 4096
-_LOWEST_TEMPERATURE = torch.finfo(torch.float32).tiny
-"""A temperature below fp32's normal range is greedy: the best token is always kept."""
 
 
 def sampling_threshold_reference(
@@ -35,7 +33,8 @@ def sampling_threshold_reference(
         values, ids = logits[i].float().sort(descending=True, stable=True)
         z, k, p = values / temperatures[seat], int(top_k[seat]), float(top_p[seat])
         kept = len(z)
-        if temperatures[seat] >= _LOWEST_TEMPERATURE:
+        # A greedy row takes the best token, which is always kept.
+        if temperatures[seat] >= LOWEST_TEMPERATURE:
             kept = int((z >= z[k - 1]).sum()) if 0 < k < kept else kept
             share = z[:kept].softmax(0).double()
             kept = int((share.cumsum(0) - share < p).sum()) if p < 1 else kept
@@ -78,7 +77,7 @@ def sampling_threshold(
         vocab_size,
         logits.stride(0),
         NUM_SEATS=len(temperatures),
-        LOWEST_TEMPERATURE=_LOWEST_TEMPERATURE,
+        LOWEST_TEMPERATURE=LOWEST_TEMPERATURE,
         LOG2_E=LOG2_E,
         BITS=16 if logits.dtype == torch.bfloat16 else 32,
         BLOCK=min(_BLOCK, next_power_of_2(vocab_size)),
@@ -107,8 +106,7 @@ def _threshold_kernel(
 ):
     wait_for_inputs()
     row = tl.program_id(0)
-    seat = tl.load(seats + row)
-    seat = tl.where(seat < 0, NUM_SEATS - 1, seat)
+    seat = seat_of(seats + row, NUM_SEATS)
     temperature = tl.load(temperatures + seat)
     k = tl.load(top_k + seat)
     p = tl.load(top_p + seat)

@@ -46,15 +46,13 @@ def small_linear_reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tenso
     return F.linear(x, weight)
 
 
-def small_linear(
-    x: torch.Tensor, weight: torch.Tensor, config: SmallConfig | None = None
-) -> torch.Tensor:
+def small_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """`x @ weight.T`: x [1, K] and weight [N, K], both contiguous, to [1, N]."""
     assert len(x) == 1, x.shape
     assert x.is_contiguous(), x.stride()
     assert weight.is_contiguous(), weight.stride()
     out_features, in_features = weight.shape
-    block_n, block_k, num_warps = config or small_config(out_features)
+    block_n, block_k, num_warps = small_config(out_features)
     out = x.new_empty(1, out_features)
     _small_linear_kernel[(cdiv(out_features, block_n),)](
         x,

@@ -11,11 +11,9 @@ import torch
 import torch.distributed as dist
 
 from nanovllm.engine.tensor_parallel.peer_memory import PeerMemory, meet_peers
-from nanovllm.engine.tensor_parallel.store import Store
+from nanovllm.engine.tensor_parallel.store import Store, torch_distributed
 from nanovllm.kernels.peer_all_reduce import peer_all_reduce
 from nanovllm.layers.parallel import TensorParallel
-
-torch_distributed: Any = dist  # its stubs leave out most of what is used here
 
 MEETING_TIMEOUT = timedelta(seconds=8)
 """For the others to be where rank 0 is, when they all have told that they come."""
@@ -39,7 +37,12 @@ class RankGroup:
         self.peers: PeerMemory | None = None
 
     def meet_peers(self, store: Store, device: torch.device) -> None:
-        """Use the memory of all ranks, if each of them reaches all others; every rank calls it."""
+        """Use the memory of all ranks, if each of them reaches all others; every rank calls it.
+
+        On CPUs there is nothing to use.
+        """
+        if device.type == "cpu":
+            return
         rank, size = self._backend.rank(), self._backend.size()
         peers = meet_peers(store, rank, size, device)
         met = TensorParallel(rank, size, self).minimum(int(peers is not None), device)

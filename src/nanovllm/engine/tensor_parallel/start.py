@@ -90,8 +90,7 @@ def lead(ranks: Ranks, store: Store, config: Config, model_config: ModelConfig) 
         with refusals_first(ranks):
             group = make_group(store, 0, size, device)
             ranks.group = group  # from here on a lost rank breaks what rank 0 waits in
-            if device.type == "cuda":
-                group.meet_peers(store, device)
+            group.meet_peers(store, device)
             backend = select_backend(config.attention_backend, device)
             runner = leading_class(backend.captures)(
                 ranks, config, model_config, backend, device, TensorParallel(0, size, group)

@@ -51,8 +51,7 @@ def serve(post: Post, channel: Connection, open_store: Callable[[], Store]) -> N
         send_all([channel], Joined())
         store = open_store()
         group = make_group(store, post.rank, post.size, post.device)
-        if post.device.type == "cuda":
-            group.meet_peers(store, post.device)
+        group.meet_peers(store, post.device)
         runner = post.build(post.device, TensorParallel(post.rank, post.size, group))
         send_all([channel], runner.rank_info)
         if post.device.type == "cuda":
