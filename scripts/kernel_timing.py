@@ -98,8 +98,10 @@ class Attention:
     def decode(self, num_splits: int, config: DecodeConfig | None = None) -> list[Call]:
         rows, lengths = ints(range(len(self.lengths))), ints(self.lengths)
         q = randn(len(self.lengths), HEADS, DIM)
+        arrivals = torch.zeros(len(q) * KV_HEADS, dtype=torch.int32, device=DEVICE)
+        options = {"num_splits": num_splits, "arrivals": arrivals, "config": config}
         return [
-            partial(paged_decode, q, *self.caches, t, rows, lengths, SCALE, num_splits, config)
+            partial(paged_decode, q, *self.caches, t, rows, lengths, SCALE, **options)
             for t in self.tables()
         ]
 

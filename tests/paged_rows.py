@@ -106,19 +106,15 @@ def check_decode(shape: Shape, lengths: Sequence[int], num_splits: int, seed: in
     context_lens = torch.zeros(batch, dtype=torch.int32, device=DEVICE)
     padded[at], table_rows[at] = q, rows.table_rows
     context_lens[at] = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
-    out = paged_decode(
-        padded,
-        rows.k_cache,
-        rows.v_cache,
-        rows.block_tables,
-        table_rows,
-        context_lens,
-        shape.scale,
-        num_splits,
-    )
+    arrivals = torch.zeros(batch * shape.kv_heads, dtype=torch.int32, device=DEVICE)
+    tables = rows.block_tables, table_rows, context_lens
+    args = padded, rows.k_cache, rows.v_cache, *tables, shape.scale, num_splits, arrivals
+    out = paged_decode(*args)
     assert (out[[1, -1]] == 0).all(), "padding is not zero"
     expected = [rows.expected(i, q[i : i + 1]) for i in range(len(lengths))]
     assert_heads_close(out[at], torch.cat(expected))
+    assert not arrivals.any(), "the next call would take a split for the last one"
+    assert paged_decode(*args).equal(out), "another order of the splits, another result"
 
 
 def check_prefill(shape: Shape, rows_: Sequence[tuple[int, int]], seed: int = 0) -> None:

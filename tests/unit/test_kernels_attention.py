@@ -54,7 +54,7 @@ def test_references_and_other_tiles_agree() -> None:
     lengths = torch.tensor([70, 20], dtype=torch.int32, device=DEVICE)
     args = (q, *caches, rows.block_tables, rows.table_rows)
     expected = paged_decode_reference(*args, lengths, shape.scale)
-    out = paged_decode(*args, lengths, shape.scale, 2, DecodeConfig(16, 4, 1))
+    out = paged_decode(*args, lengths, shape.scale, 2, config=DecodeConfig(16, 4, 1))
     torch.testing.assert_close(out, expected)
     bounds = torch.arange(3, dtype=torch.int32, device=DEVICE)
     again = paged_prefill_reference(*args, bounds, lengths, shape.scale)

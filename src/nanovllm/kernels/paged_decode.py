@@ -1,8 +1,8 @@
 """Paged decode attention: one query token per sequence (KV-3..6).
 
 Bound by the bytes of the cache, so each is read once: a program serves all query heads of one KV
-head. Few sequences leave most of the GPU idle; then the context is split between programs, and a
-second kernel combines their results (Dao et al., "Flash-Decoding", 2023).
+head. Few sequences leave most of the GPU idle; then the context is split between programs (Dao et
+al., "Flash-Decoding", 2023), and the one that finishes last combines their results.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ def paged_decode(
     context_lens: torch.Tensor,
     scale: float,
     num_splits: int = 1,
+    arrivals: torch.Tensor | None = None,
     config: DecodeConfig | None = None,
 ) -> torch.Tensor:
     """Attend with one token per sequence to its whole context.
@@ -88,6 +89,8 @@ def paged_decode(
         context_lens: int32 [B]; 0 is padding, which reads nothing and gives zeros.
         scale: of the scores.
         num_splits: programs among which a context is split.
+        arrivals: int32 [B * num_kv_heads], in which they count each other: zeros, also afterwards.
+            Its own if None, which costs a kernel; needed with splits only.
         config: instead of `decode_config`'s.
 
     Returns:
@@ -99,11 +102,15 @@ def paged_decode(
     block_size, kv_heads = k_cache.shape[1:3]
     bits = 8 * k_cache.element_size()
     block_n, num_warps, num_stages = config or decode_config(batch, dim, q.dtype, bits)
+    group = next_power_of_2(num_heads // kv_heads)
+    block_s = max(16, next_power_of_2(num_splits))
     out = torch.empty_like(q)
-    partial, state = out, out
+    partial = state = out
     if num_splits > 1:
         partial = q.new_empty((batch, num_heads, num_splits, dim), dtype=torch.float32)
         state = q.new_empty((2, batch, num_heads, num_splits), dtype=torch.float32)
+        if arrivals is None:
+            arrivals = q.new_zeros(batch * kv_heads, dtype=torch.int32)
     _paged_decode_kernel[(kv_heads, batch, num_splits)](
         q,
         k_cache,
@@ -111,8 +118,10 @@ def paged_decode(
         block_tables,
         table_rows,
         context_lens,
+        out,
         partial,
         state,
+        out if arrivals is None else arrivals,
         scale * LOG2_E,
         block_tables.stride(0),
         *k_cache.stride()[:2],
@@ -121,33 +130,19 @@ def paged_decode(
         HEAD_DIM=dim,
         BLOCK_SIZE=block_size,
         SPLIT=num_splits > 1,
-        BLOCK_M=max(16, next_power_of_2(num_heads // kv_heads)),
+        BLOCK_M=max(16, group),
         BLOCK_N=block_n,
         BLOCK_D=next_power_of_2(dim),
+        BLOCK_G=group,
+        BLOCK_S=block_s,
+        # 32 values a thread when it combines.
+        CHUNK=min(block_s, max(1, 1024 * num_warps // (group * next_power_of_2(dim)))),
         num_warps=num_warps,
         num_stages=num_stages,
         # Early, programs of unequal length would crowd where there is room first.
         launch_pdl=num_splits > 1,
     )
-    if num_splits > 1:
-        _combine(partial, state, out)
     return out
-
-
-def _combine(partial: torch.Tensor, state: torch.Tensor, out: torch.Tensor) -> None:
-    """`out` [B, num_heads, head_dim] from the splits' results, each an fp32 weighted sum of values
-    in `partial` [B, num_heads, splits, head_dim] with its peak and total in `state` [2, ...]."""
-    batch, num_heads, num_splits, dim = partial.shape
-    _combine_kernel[(batch * num_heads,)](
-        partial,
-        state,
-        out,
-        num_splits,
-        HEAD_DIM=dim,
-        BLOCK_S=max(16, next_power_of_2(num_splits)),
-        BLOCK_D=next_power_of_2(dim),
-        num_warps=2,
-    )
 
 
 @jit
@@ -159,7 +154,9 @@ def _paged_decode_kernel(
     table_rows,
     context_lens,
     out,
+    partial,
     state,
+    arrivals,
     scale,
     table_stride,
     block_stride,
@@ -172,8 +169,13 @@ def _paged_decode_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
-    """Writes the result to `out`, or that of each split to `out` and `state`."""
+    """Writes `out`; with splits, by way of the weighted sum of values of each in `partial`, fp32
+    [B, num_heads, splits, head_dim], and its peak and total in `state`, [2, B, num_heads, splits].
+    """
     wait_for_inputs()
     kv_head = tl.program_id(0)
     row = tl.program_id(1)
@@ -210,38 +212,79 @@ def _paged_decode_kernel(
         BLOCK_N,
         MASKED=True,
     )
-    part = head * num_splits + split
     if SPLIT:
+        part = head * num_splits + split
         parts = tl.num_programs(1) * NUM_HEADS * num_splits
         tl.store(state + part, peak, group < GROUP)
         tl.store(state + parts + part, total, group < GROUP)
+        tl.store(partial + part[:, None] * HEAD_DIM + column, acc, inside)
+        tl.debug_barrier()  # all of this is written before the program is counted
+        arrived = arrivals + row * tl.num_programs(0) + kv_head
+        if tl.atomic_add(arrived, 1) == num_splits - 1:
+            first = row * NUM_HEADS + kv_head * GROUP
+            _combine(
+                partial,
+                state,
+                out,
+                first,
+                num_splits,
+                parts,
+                GROUP,
+                HEAD_DIM,
+                BLOCK_G,
+                BLOCK_D,
+                BLOCK_S,
+                CHUNK,
+            )
+            tl.store(arrived, 0)
     else:
         # The peak has weight 1, so only a row without context has less.
         acc = acc / tl.maximum(total, 1.0)[:, None]
-    tl.store(out + part[:, None] * HEAD_DIM + column, acc, inside)
+        tl.store(out + head[:, None] * HEAD_DIM + column, acc, inside)
 
 
 @jit
-def _combine_kernel(
+def _combine(
     partial,
     state,
     out,
+    first,
     num_splits,
+    parts,
+    GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    BLOCK_S: tl.constexpr,
+    BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
-    """One head's result from those of its splits."""
-    head = tl.program_id(0)
-    split = tl.arange(0, BLOCK_S)
-    column = tl.arange(0, BLOCK_D)
+    """The results of GROUP heads, from `first` on, from those of their splits, CHUNK at a time."""
+    member = tl.arange(0, BLOCK_G)
+    head = (first + member)[:, None]
+    split = tl.arange(0, BLOCK_S)[None, :]
     part = head * num_splits + split
-    parts = tl.num_programs(0) * num_splits
-    peaks = tl.load(state + part, split < num_splits, float("-inf"))
-    totals = tl.load(state + parts + part, split < num_splits, 0.0)
+    there = (member < GROUP)[:, None] & (split < num_splits)
+    # What others wrote is in the second-level cache.
+    peaks = tl.load(state + part, there, float("-inf"), cache_modifier=".cg")
+    totals = tl.load(state + parts + part, there, 0.0, cache_modifier=".cg")
     # A split without positions has the peak -inf and so no weight, also when all are like that.
-    weights = tl.exp2(peaks - tl.maximum(tl.max(peaks, 0), -3e38))
-    inside = (split < num_splits)[:, None] & (column < HEAD_DIM)[None, :]
-    accs = tl.load(partial + part[:, None] * HEAD_DIM + column[None, :], inside, 0.0)
-    acc = tl.sum(accs * weights[:, None], 0) / tl.maximum(tl.sum(totals * weights, 0), 1.0)
-    tl.store(out + head * HEAD_DIM + column, acc, column < HEAD_DIM)
+    peak = tl.maximum(tl.max(peaks, 1), -3e38)[:, None]
+    total = tl.sum(totals * tl.exp2(peaks - peak), 1)[:, None]
+
+    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    column = tl.arange(0, BLOCK_D)[None, :]
+    inside = (member < GROUP)[:, None] & (column < HEAD_DIM)
+    for start in range(0, num_splits, CHUNK):
+        some = start + tl.arange(0, CHUNK)[None, :]
+        their = head * num_splits + some
+        real = (member < GROUP)[:, None] & (some < num_splits)
+        weights = tl.load(state + their, real, float("-inf"), cache_modifier=".cg")
+        weights = tl.exp2(weights - peak)
+        values = tl.load(
+            partial + their[:, :, None] * HEAD_DIM + column[None, :, :],
+            real[:, :, None] & (column < HEAD_DIM)[None, :, :],
+            0.0,
+            cache_modifier=".cg",
+        )
+        acc += tl.sum(values * weights[:, :, None], 1)
+    tl.store(out + head * HEAD_DIM + column, acc / tl.maximum(total, 1.0), inside)

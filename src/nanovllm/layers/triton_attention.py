@@ -35,6 +35,9 @@ class TritonContext:
         # A constant of the batch size, so that a captured graph holds for every length (GRF-3).
         programs = len(inputs.context_lens) * kv_cache.shape[-2]
         self.num_splits = min(MAX_SPLITS, max(1, PROGRAMS_WANTED // programs))
+        self.arrivals = None
+        if self.num_splits > 1 and inputs.max_query_len == 1:
+            self.arrivals = kv_cache.new_zeros(programs, dtype=torch.int32)
 
     def attend(
         self, layer: Attention, qkv: torch.Tensor, norms: HeadNorms, rotation: Rotation
@@ -61,7 +64,7 @@ class TritonContext:
         tables, rows, lens = inputs.block_tables, inputs.table_rows, inputs.context_lens
         if inputs.max_query_len == 1:
             return paged_decode(
-                q, k_cache, v_cache, tables, rows, lens, scale, num_splits=self.num_splits
+                q, k_cache, v_cache, tables, rows, lens, scale, self.num_splits, self.arrivals
             )
         return paged_prefill(q, k_cache, v_cache, tables, rows, inputs.cu_seqlens_q, lens, scale)
 
