@@ -9,6 +9,7 @@ from multiprocessing.shared_memory import SharedMemory
 import torch
 from paged_rows import DEVICE
 
+from nanovllm.kernels.peer_add_rms_norm import peer_add_rms_norm, peer_add_rms_norm_reference
 from nanovllm.kernels.peer_all_reduce import (
     PeerBuffers,
     num_programs,
@@ -61,6 +62,34 @@ def check_peer_all_reduce(size: int, dtype: torch.dtype) -> None:
             peer_all_reduce(x, buffers[rank])
             assert torch.equal(x, expected), (call, rank)
             assert buffers[rank].calls[0] == call
+
+
+def check_peer_add_rms_norm(size: int, dtype: torch.dtype, width: int) -> None:
+    """Every rank gets the same rows, of the sum with the residual and of its norm."""
+    torch.manual_seed(width)
+    memory, buffers = make_buffers(size)
+    weight = torch.rand(width, device=DEVICE).to(dtype)
+    row_words = width * dtype.itemsize // 4
+    for call, rows in enumerate((1, min(4, CAPACITY // row_words), 2), start=1):
+        parts = [torch.randn(rows, width, device=DEVICE).to(dtype) for _ in range(size)]
+        residual = torch.randn(rows, width, device=DEVICE).to(dtype)
+        expected = peer_add_rms_norm_reference(parts, residual, weight, 1e-6)
+        results = []
+        for rank in range(size):
+            calls = (buffers[rank].calls[:rows] + 1).repeat_interleave(row_words).long()
+            words = torch.arange(rows * row_words, device=DEVICE)
+            for sender in range(size):
+                sent = words_of(parts[sender].view(-1), 0) | (calls << 32)
+                memory[rank, calls % 2, sender, words] = sent
+            buffers[rank].aborted.fill_(1)  # one that looks elsewhere fails instead of waiting
+            before = parts[rank].clone(), residual.clone()
+            results.append(peer_add_rms_norm(*before, weight, 1e-6, buffers[rank]))
+            assert torch.equal(before[0], parts[rank])
+            assert torch.equal(before[1], residual)
+            assert buffers[rank].calls[0] == call
+            assert torch.equal(results[rank][1], expected[1])
+            assert torch.equal(results[rank][0], results[0][0])
+        torch.testing.assert_close(results[0][0], expected[0])
 
 
 def run_two_ranks(lengths: list[int], first_call: int) -> tuple[list[list[float]], ...]:

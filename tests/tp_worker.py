@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from dense_context import DenseContext
 
+from nanovllm.engine.tensor_parallel.group import RankGroup
 from nanovllm.layers.parallel import TensorParallel
 from nanovllm.models.model_config import ModelConfig
 from nanovllm.models.qwen3 import Qwen3ForCausalLM
@@ -38,7 +39,7 @@ def run_rank(rank: int, size: int, rendezvous: Path, paths: list[Path], ids: tor
     dist.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=size)
     results = {}
     for path in paths:
-        tp = CountingParallel(rank, size, dist.group.WORLD)
+        tp = CountingParallel(rank, size, RankGroup(dist.group.WORLD))
         results[path.name] = (forward(path, ids, tp), tp.reduced)
     torch.save(results, rendezvous.with_suffix(f".{rank}"))
     dist.destroy_process_group()

@@ -25,7 +25,7 @@ from paged_rows import (
     check_decode,
     check_prefill,
 )
-from peer_buffers import check_peer_all_reduce
+from peer_buffers import check_peer_add_rms_norm, check_peer_all_reduce
 
 from nanovllm.kernels._triton import compiling
 from nanovllm.kernels.keep_tokens import keep_tokens
@@ -286,6 +286,13 @@ def test_a_row_draws_the_same_in_any_batch() -> None:
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_peer_all_reduce(size: int, dtype: torch.dtype) -> None:
     check_peer_all_reduce(size, dtype)
+
+
+@pytest.mark.spec("TP-1", "MOD-3", "MOD-4")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("size", "width"), [(2, 1024), (3, 96), (2, 130)])
+def test_peer_add_rms_norm(size: int, width: int, dtype: torch.dtype) -> None:
+    check_peer_add_rms_norm(size, dtype, width)
 
 
 @pytest.mark.spec("PRF-1")

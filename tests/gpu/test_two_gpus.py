@@ -167,7 +167,8 @@ def test_short_sums_go_over_peer_memory_in_every_engine_of_a_process(small: Path
             assert group is not None
             assert group.peers is not None
             generate(llm, [[1, 2, 3]])
-            assert group.peers.buffers.calls[0] > 0
+            assert group.peers.for_sums.calls[0] > 0
+            assert group.peers.for_norms.calls[0] > group.peers.for_sums.calls[0]
 
 
 @pytest.mark.spec("TP-2")

@@ -96,9 +96,8 @@ def test_kernels_of_a_step(bench_args, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["vllm", "nano-vllm"])
 def test_a_peer_runs_the_same_work(name: str, bench_args, stubs: Path) -> None:
-    result = invoke(
-        "bench", "throughput", "latency", *bench_args, "--peer", name, "--peer-path", str(stubs)
-    )
+    peer = ("--peer", name, "--peer-path", str(stubs))
+    result = invoke("bench", "throughput", "latency", *bench_args, *peer, "--prompt-len", "5")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.count(f"│ {name} ") == 2, "a row in each table"
     warm_up, throughput, short, long = json.loads((stubs / "log.json").read_text())
@@ -110,6 +109,8 @@ def test_a_peer_runs_the_same_work(name: str, bench_args, stubs: Path) -> None:
     assert len(warm_up[0]) == 3
     assert [b - a for a, b in zip(short[1], long[1], strict=True)] == [3, 3]
     assert short[0] == long[0]
+    lengths = [len(p["prompt_token_ids"] if name == "vllm" else p) for p in short[0]]
+    assert lengths == [5, 5]
 
 
 @pytest.mark.parametrize(
@@ -118,6 +119,7 @@ def test_a_peer_runs_the_same_work(name: str, bench_args, stubs: Path) -> None:
         (("bench", "speed"), "throughput, latency, online, kernels, got 'speed'"),
         (("bench", "--num-requests", "0"), "num_requests must be >= 1"),
         (("bench", "online", "--rate", "-1"), "rates must be positive"),
+        (("bench", "latency", "--prompt-len", "0"), "prompt_len must be >= 1"),
         (("bench", "--peer", "llama"), "nano-vllm, vllm, hf, got 'llama'"),
         (("bench", "--plot", "out.pdf"), ".png or .html"),
         (("bench", "--model", "synthetic:gpt"), "synthetic:qwen3-0.6b"),

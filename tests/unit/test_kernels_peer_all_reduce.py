@@ -3,8 +3,16 @@
 import pytest
 import torch
 from paged_rows import DEVICE
-from peer_buffers import check_peer_all_reduce, make_buffers, run_two_ranks, words_of
+from peer_buffers import (
+    CAPACITY,
+    check_peer_add_rms_norm,
+    check_peer_all_reduce,
+    make_buffers,
+    run_two_ranks,
+    words_of,
+)
 
+from nanovllm.kernels.peer_add_rms_norm import takes_rows
 from nanovllm.kernels.peer_all_reduce import peer_all_reduce
 
 
@@ -13,6 +21,37 @@ from nanovllm.kernels.peer_all_reduce import peer_all_reduce
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_every_rank_gets_the_same_sum(size: int, dtype: torch.dtype) -> None:
     check_peer_all_reduce(size, dtype)
+
+
+@pytest.mark.spec("TP-1", "MOD-3", "MOD-4")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(("size", "width"), [(2, 512), (3, 96), (2, 130)])
+def test_every_rank_gets_the_same_sum_and_its_norm(
+    size: int, width: int, dtype: torch.dtype
+) -> None:
+    check_peer_add_rms_norm(size, dtype, width)
+
+
+@pytest.mark.spec("TP-1")
+@pytest.mark.parametrize(
+    ("shape", "dtype", "taken"),
+    [
+        ((1, 8), torch.float16, True),
+        ((4, 1024), torch.float16, True),
+        ((5, 8), torch.float16, False),  # more rows than programs have counters
+        ((0, 8), torch.float16, False),
+        ((2, 7), torch.float16, False),  # a word with halves of two rows
+        ((2, 7), torch.float32, True),
+        ((1, CAPACITY), torch.float32, True),
+        ((1, CAPACITY + 1), torch.float32, False),
+        ((2, 8), torch.float64, False),
+    ],
+)
+def test_rows_that_one_kernel_can_sum_and_norm(
+    shape: tuple[int, int], dtype: torch.dtype, taken: bool
+) -> None:
+    buffers = make_buffers(2)[1][0]
+    assert takes_rows(torch.zeros(shape, dtype=dtype, device=DEVICE), buffers) is taken
 
 
 @pytest.mark.spec("TP-1")

@@ -48,6 +48,7 @@ class Plan:
         seeds: of the throughput runs; the first one is that of the online profile too.
         num_requests, max_len: of the workload; its own numbers are the defaults.
         batch_sizes: of latency and kernels.
+        prompt_len: of the same; None is 512, but no more than `max_len`.
         latency_steps: that are timed.
         rates: requests a second of the online profile; none: 80 % of what the engine finishes a
             second when all requests are there at once.
@@ -59,6 +60,7 @@ class Plan:
     num_requests: int = NUM_REQUESTS
     max_len: int = MAX_LEN
     batch_sizes: tuple[int, ...] = (1, 8, 32)
+    prompt_len: int | None = None
     latency_steps: int = LATENCY_STEPS
     rates: tuple[float, ...] = ()
     peers: tuple[Peer, ...] = ()
@@ -70,6 +72,8 @@ class Plan:
         for name in ("num_requests", "max_len", "latency_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.prompt_len is not None and self.prompt_len < 1:
+            raise ValueError(f"prompt_len must be >= 1, got {self.prompt_len}")
         for name in ("seeds", "batch_sizes", "rates"):
             if any(value < (name != "seeds") * 1e-9 for value in getattr(self, name)):
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
@@ -79,7 +83,7 @@ class Plan:
 
     @property
     def latency_prompt_len(self) -> int:
-        return min(LATENCY_PROMPT_LEN, self.max_len)
+        return self.prompt_len or min(LATENCY_PROMPT_LEN, self.max_len)
 
     @property
     def model_len(self) -> int:

@@ -34,6 +34,9 @@ class WorkOptions:
     batch_sizes: Annotated[
         list[int] | None, _work("Of latency and kernels; may be given several times.", "--batch")
     ] = None
+    prompt_len: Annotated[
+        int | None, _work("Prompts of latency and kernels. None: 512, if --max-len allows.")
+    ] = None
     latency_steps: Annotated[int, _work("Steps of latency that are timed.")] = 128
     rates: Annotated[
         list[float] | None,

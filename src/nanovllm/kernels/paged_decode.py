@@ -190,9 +190,10 @@ def _paged_decode_kernel(
     inside = (group < GROUP)[:, None] & (column < HEAD_DIM)
     queries = tl.load(q + head[:, None] * HEAD_DIM + column, inside, 0.0)
 
-    tiles = tl.cdiv(tl.cdiv(context_len, BLOCK_N), num_splits)
-    begin = split * tiles * BLOCK_N
-    end = tl.minimum(begin + tiles * BLOCK_N, context_len)
+    # Equal shares, not whole tiles: the last split would often have none.
+    share = tl.cdiv(tl.cdiv(context_len, num_splits), 16) * 16
+    begin = split * share
+    end = tl.minimum(begin + share, context_len)
     peak, total, acc = attend_tiles(
         queries,
         tl.full([BLOCK_M], 0, tl.int32) + end,

@@ -26,7 +26,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class PeerBuffers(NamedTuple):
-    """What a rank calls `peer_all_reduce` with, each time.
+    """What a rank calls `peer_all_reduce` with, or `peer_add_rms_norm`, but not both.
 
     Attributes:
         rank, size: of the ranks.
@@ -52,7 +52,7 @@ class PeerBuffers(NamedTuple):
 
 
 def num_programs(capacity: int) -> int:
-    """Programs of the longest vector: the length of `PeerBuffers.calls`."""
+    """The most programs of a kernel: the length of `PeerBuffers.calls`."""
     assert capacity % _BLOCK == 0, capacity
     return capacity // _BLOCK
 
@@ -107,7 +107,33 @@ def _peer_all_reduce_kernel(
     i = program * BLOCK + tl.arange(0, BLOCK)
     inside = i < num_words
     mine = tl.load(x + i, inside, 0)
-    call = tl.load(calls + program) + 1
+    call = calls + program
+    low, high = sum_of_ranks(mine, i, inside, addresses, call, aborted, DTYPE, RANK, SIZE, CAPACITY)
+    tl.store(x + i, to_word(low, high, DTYPE), inside)
+
+
+@jit
+def sum_of_ranks(
+    mine,
+    i,
+    inside,
+    addresses,
+    calls,
+    aborted,
+    DTYPE: tl.constexpr,
+    RANK: tl.constexpr,
+    SIZE: tl.constexpr,
+    CAPACITY: tl.constexpr,
+):
+    """Sends the words `mine`, which are the vector's i-th, and adds up those of all ranks.
+
+    Args:
+        calls: pointer to this program's number of calls.
+
+    Returns:
+        fp32 sums of the first values of the words, and of the second ones.
+    """
+    call = tl.load(calls) + 1
     half = (call & 1) * (SIZE * CAPACITY)  # the number wraps around, and % would become -1
     sent = (call.to(tl.int64) << 32) | (mine.to(tl.int64) & 0xFFFFFFFF)
     for step in tl.static_range(1, SIZE):
@@ -116,17 +142,17 @@ def _peer_all_reduce_kernel(
         tl.store(to + i, sent, inside)
 
     received = tl.load(addresses + RANK).to(tl.pointer_type(tl.int64)) + half
-    low = tl.zeros([BLOCK], tl.float32)
-    high = tl.zeros([BLOCK], tl.float32)
+    low = tl.zeros(mine.shape, tl.float32)
+    high = tl.zeros(mine.shape, tl.float32)
     for peer in tl.static_range(SIZE):
         if peer == RANK:
             words = mine
         else:
             words = _wait_for(received + peer * CAPACITY + i, inside, call, aborted)
-        low += _low(words, DTYPE)
-        high += _high(words, DTYPE)
-    tl.store(x + i, _word(low, high, DTYPE), inside)
-    tl.store(calls + program, call)
+        low += first_value(words, DTYPE)
+        high += second_value(words, DTYPE)
+    tl.store(calls, call)
+    return low, high
 
 
 @jit
@@ -143,7 +169,7 @@ def _wait_for(words, inside, call, aborted):
 
 
 @jit
-def _low(words, DTYPE: tl.constexpr):
+def first_value(words, DTYPE: tl.constexpr):
     """The first value in a word; the only one if it has four bytes."""
     if DTYPE.primitive_bitwidth == 32:
         value = words.to(DTYPE, bitcast=True)
@@ -153,7 +179,7 @@ def _low(words, DTYPE: tl.constexpr):
 
 
 @jit
-def _high(words, DTYPE: tl.constexpr):
+def second_value(words, DTYPE: tl.constexpr):
     """The second one; anything if there is none."""
     if DTYPE.primitive_bitwidth == 32:
         value = words
@@ -163,7 +189,7 @@ def _high(words, DTYPE: tl.constexpr):
 
 
 @jit
-def _word(low, high, DTYPE: tl.constexpr):
+def to_word(low, high, DTYPE: tl.constexpr):
     if DTYPE.primitive_bitwidth == 32:
         word = low.to(tl.int32, bitcast=True)
     else:

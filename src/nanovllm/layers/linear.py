@@ -145,7 +145,10 @@ class QKVParallelLinear(LinearBase):
 
 
 class RowParallelLinear(LinearBase):
-    """Rank r consumes the r-th of `size` equal slices of the inputs; the outputs are summed."""
+    """Rank r consumes the r-th of `size` equal slices of the inputs; the outputs are summed.
+
+    Not if `reduce_results` is False: then whoever uses the output has to (`RMSNorm` can).
+    """
 
     def __init__(
         self,
@@ -154,8 +157,10 @@ class RowParallelLinear(LinearBase):
         tp: TensorParallel,
         bias: bool = False,
         ops: Ops = TORCH_OPS,
+        reduce_results: bool = True,
     ) -> None:
         super().__init__(tp.divide(input_size, "input_size"), output_size, tp, bias, ops)
+        self.reduce_results = reduce_results
 
     def weight_loader(
         self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId = None
@@ -168,7 +173,8 @@ class RowParallelLinear(LinearBase):
         load_whole(param, loaded)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`x: [T, input_size / size] -> [T, output_size]`, equal on every rank."""
+        """`x: [T, input_size / size] -> [T, output_size]`, equal on every rank if summed."""
         # One rank adds the bias, or the sum would count it `size` times (TP-6).
         bias = self.bias if self.tp.rank == 0 else None
-        return self.tp.all_reduce(self.ops.linear(x, self.weight, bias))
+        y = self.ops.linear(x, self.weight, bias)
+        return self.tp.all_reduce(y) if self.reduce_results else y

@@ -4,6 +4,7 @@ Every layer is given its `TensorParallel`; there is no global rank, so that two 
 ranks of one, can live in a single process.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,9 +12,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions  # type: ignore[attr-defined]
 
+Both = tuple[torch.Tensor, torch.Tensor]
+AddRMSNorm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], Both]
+"""`Ops.add_rms_norm`."""
+
 
 class Group(Protocol):
-    """What is used of a process group of torch, or of one of its backends.
+    """What is used of a process group of torch, or of one of its backends, and a kernel more.
 
     Called directly: the functions of `torch.distributed` want groups that are registered in that
     module, of which a process has one set, and two engines may live in one process.
@@ -26,6 +31,12 @@ class Group(Protocol):
     def _allgather_base(
         self, output: torch.Tensor, x: torch.Tensor, opts: Any
     ) -> dist.Work | None: ...
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> Both | None:
+        """`Ops.add_rms_norm` of the sum of every rank's x, or None if that is not one kernel."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,21 @@ class TensorParallel:
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of every rank's `x`, which is overwritten by it."""
         return self._reduce(x, dist.ReduceOp.SUM)
+
+    def add_rms_norm(
+        self,
+        add_rms_norm: AddRMSNorm,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+    ) -> Both:
+        """`add_rms_norm` of the sum of every rank's `x`."""
+        if self.size > 1:
+            both = self._group.add_rms_norm(x, residual, weight, eps)
+            if both is not None:
+                return both
+        return add_rms_norm(self.all_reduce(x), residual, weight, eps)
 
     def minimum(self, value: int, device: torch.device) -> int:
         """The smallest of every rank's `value`; `device` is where the group communicates."""

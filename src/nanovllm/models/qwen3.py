@@ -42,7 +42,7 @@ class Qwen3Attention(nn.Module):
             ops,
         )
         self.o_proj = RowParallelLinear(
-            heads * head_dim, config.hidden_size, tp, config.attention_bias, ops
+            heads * head_dim, config.hidden_size, tp, config.attention_bias, ops, False
         )
         self.q_norm = RMSNorm(head_dim, config.rms_norm_eps, ops)
         self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, ops)
@@ -74,7 +74,9 @@ class Qwen3MLP(nn.Module):
         self.gate_up_proj = MergedColumnParallelLinear(
             config.hidden_size, [width, width], tp, ops=ops
         )
-        self.down_proj = RowParallelLinear(width, config.hidden_size, tp, ops=ops)
+        self.down_proj = RowParallelLinear(
+            width, config.hidden_size, tp, ops=ops, reduce_results=False
+        )
         self.act_fn = SiluAndMul(ops)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -94,8 +96,8 @@ class Qwen3DecoderLayer(nn.Module):
         super().__init__()
         self.self_attn = Qwen3Attention(config, layer_id, tp, ops)
         self.mlp = Qwen3MLP(config, tp, ops)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops, tp)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops, tp)
 
     def forward(
         self,
@@ -127,7 +129,7 @@ class Qwen3Model(nn.Module):
             Qwen3DecoderLayer(config, layer_id, tp, ops)
             for layer_id in range(config.num_hidden_layers)
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops, tp)
         self.rotary_emb = RotaryEmbedding(
             config.head_dim, config.max_position_embeddings, config.rope_theta
         )

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from nanovllm.engine.tensor_parallel.peer_memory import PeerMemory, meet_peers
 from nanovllm.engine.tensor_parallel.store import Store, torch_distributed
+from nanovllm.kernels.peer_add_rms_norm import peer_add_rms_norm, takes_rows
 from nanovllm.kernels.peer_all_reduce import peer_all_reduce
 from nanovllm.layers.parallel import TensorParallel
 
@@ -29,7 +30,7 @@ class RankGroup:
     """A group of torch that can be broken, and given up while layers still refer to it.
 
     A backend by itself, not registered as the one default group of the process. When it has met
-    its `peers`, it leaves short sums to `peer_all_reduce`.
+    its `peers`, it leaves short sums to kernels that use their memory.
     """
 
     def __init__(self, backend: Any) -> None:
@@ -54,11 +55,18 @@ class RankGroup:
     def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work | None:
         if self.peers is not None and opts.reduceOp == dist.ReduceOp.SUM:
             (x,) = tensors
-            if self.peers.buffers.takes(x):
-                peer_all_reduce(x, self.peers.buffers)
+            if self.peers.for_sums.takes(x):
+                peer_all_reduce(x, self.peers.for_sums)
                 return None
         work: dist.Work | None = self._backend.allreduce(tensors, opts)
         return work
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if self.peers is None or not takes_rows(x, self.peers.for_norms):
+            return None
+        return peer_add_rms_norm(x, residual, weight, eps, self.peers.for_norms)
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work | None:
         work: dist.Work | None = self._backend.broadcast(tensors, opts)

@@ -1,4 +1,4 @@
-"""Memory of every rank's GPU that all ranks of a host write to, for `peer_all_reduce`."""
+"""Memory of every rank's GPU that all ranks of a host write to, for sums of their own."""
 
 from __future__ import annotations
 
@@ -29,17 +29,22 @@ class PeerMemory:
     def __init__(self, store: Store, rank: int, size: int, device: torch.device) -> None:
         self._parts: dict[int, SharedMemory | MappedMemory] = {}
         try:
-            self._share(store, rank, 2 * size * CAPACITY * 8, device)
+            part_bytes = 2 * size * CAPACITY * 8
+            self._share(store, rank, 2 * part_bytes, device)
             for peer in set(range(size)) - {rank}:
                 self._map(store, peer)
             addresses = [self._parts[peer].address for peer in range(size)]
-            self.buffers = PeerBuffers(
-                rank,
-                size,
-                CAPACITY,
-                torch.tensor(addresses, device=device),
-                torch.zeros(num_programs(CAPACITY), dtype=torch.int32, device=device),
-                torch.zeros(1, dtype=torch.int32, device=device),
+            aborted = torch.zeros(1, dtype=torch.int32, device=device)
+            self.for_sums, self.for_norms = (
+                PeerBuffers(
+                    rank,
+                    size,
+                    CAPACITY,
+                    torch.tensor([address + offset for address in addresses], device=device),
+                    torch.zeros(num_programs(CAPACITY), dtype=torch.int32, device=device),
+                    aborted,
+                )
+                for offset in (0, part_bytes)
             )
             self._one = torch.ones(1, dtype=torch.int32, pin_memory=True)
             self._beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -68,7 +73,7 @@ class PeerMemory:
     def abort(self) -> None:
         """End the waiting of sums that are under way, if the device still works."""
         with suppress(RuntimeError), torch.cuda.stream(self._beside):
-            self.buffers.aborted.copy_(self._one, non_blocking=True)
+            self.for_sums.aborted.copy_(self._one, non_blocking=True)
 
     def free(self) -> None:
         """Give the memory back, when no sum is under way any more."""
