@@ -11,7 +11,7 @@ from nanovllm import LLM, SamplingParams
 
 LAYERS = 3
 STEPS = 10
-BATCH = 40  # its own graph, whose contexts are not split
+BATCH = 40  # a graph of its own
 
 PER_LAYER = (
     "_qk_norm_rope_store_kernel",

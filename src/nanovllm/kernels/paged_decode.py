@@ -16,21 +16,31 @@ from nanovllm.kernels.early_launch import wait_for_inputs
 from nanovllm.kernels.paged_attention import attend_row
 from nanovllm.kernels.paged_tiles import attend_tiles
 
+MAX_SPLITS = 16
+MOST_PROGRAMS = 768
+"""That a GPU works on at once: a context is split if two programs for each find room."""
+
 
 class DecodeConfig(NamedTuple):
-    """How a program works: positions of a tile, warps, depth of the software pipeline."""
+    """How a program works: positions of a tile, warps, depth of the software pipeline; and how many
+    programs fill a large GPU.
+    """
 
     block_n: int
     num_warps: int
     num_stages: int
+    num_programs: int = 512
 
 
-def decode_config(batch: int, head_dim: int, dtype: torch.dtype, bits: int) -> DecodeConfig:
+def decode_config(
+    batch: int, num_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, bits: int
+) -> DecodeConfig:
     """Tiles of 8 to 16 KiB of keys; several programs fit on a multiprocessor.
 
-    Many sequences fill the GPU with programs, and small ones, longest first, balance best; few need
-    more loads in flight in each. A cache of `bits` = 8 is converted besides, which takes registers:
-    then fewer warps do more each. Measured on an H200; the block size makes no difference there.
+    Many sequences fill the GPU with programs, and small ones, longest first, balance best. So do
+    the splits of some, if combining them is cheap; few need more loads in flight in each program.
+    A cache of `bits` = 8 is converted besides, which takes registers: then fewer warps do more
+    each. Measured on an H200; the block size makes no difference there.
     """
     if dtype == torch.float32:
         return DecodeConfig(block_n=32 if head_dim <= 128 else 16, num_warps=4, num_stages=2)
@@ -41,8 +51,9 @@ def decode_config(batch: int, head_dim: int, dtype: torch.dtype, bits: int) -> D
         if batch >= 192:
             return DecodeConfig(block_n=64 * widen, num_warps=1, num_stages=3)
         return DecodeConfig(block_n=(128 if batch >= 48 else 64) * widen, num_warps=2, num_stages=3)
-    if batch >= 96:
-        return DecodeConfig(block_n=32 * widen, num_warps=2, num_stages=4)
+    cheap_splits = num_heads <= 2 * kv_heads and 64 <= batch * kv_heads <= MOST_PROGRAMS // 2
+    if batch >= 96 or cheap_splits:
+        return DecodeConfig(32 * widen, num_warps=2, num_stages=4, num_programs=MOST_PROGRAMS)
     return DecodeConfig(block_n=64 * widen, num_warps=4, num_stages=3)
 
 
@@ -73,7 +84,7 @@ def paged_decode(
     table_rows: torch.Tensor,
     context_lens: torch.Tensor,
     scale: float,
-    num_splits: int = 1,
+    num_splits: int | None = None,
     arrivals: torch.Tensor | None = None,
     config: DecodeConfig | None = None,
 ) -> torch.Tensor:
@@ -88,7 +99,9 @@ def paged_decode(
             context.
         context_lens: int32 [B]; 0 is padding, which reads nothing and gives zeros.
         scale: of the scores.
-        num_splits: programs among which a context is split.
+        num_splits: programs among which a context is split; None is as many as fill the GPU, up to
+            `MAX_SPLITS`, which depends on shapes only, so that a captured graph holds for every
+            length (GRF-3).
         arrivals: int32 [B * num_kv_heads], in which they count each other: zeros, also afterwards.
             Its own if None, which costs a kernel; needed with splits only.
         config: instead of `decode_config`'s.
@@ -101,7 +114,9 @@ def paged_decode(
     batch, num_heads, dim = q.shape
     block_size, kv_heads = k_cache.shape[1:3]
     bits = 8 * k_cache.element_size()
-    block_n, num_warps, num_stages = config or decode_config(batch, dim, q.dtype, bits)
+    config = config or decode_config(batch, num_heads, kv_heads, dim, q.dtype, bits)
+    if num_splits is None:
+        num_splits = min(MAX_SPLITS, max(1, config.num_programs // (batch * kv_heads)))
     group = next_power_of_2(num_heads // kv_heads)
     block_s = max(16, next_power_of_2(num_splits))
     out = torch.empty_like(q)
@@ -131,14 +146,14 @@ def paged_decode(
         BLOCK_SIZE=block_size,
         SPLIT=num_splits > 1,
         BLOCK_M=max(16, group),
-        BLOCK_N=block_n,
+        BLOCK_N=config.block_n,
         BLOCK_D=next_power_of_2(dim),
         BLOCK_G=group,
         BLOCK_S=block_s,
         # 32 values a thread when it combines.
-        CHUNK=min(block_s, max(1, 1024 * num_warps // (group * next_power_of_2(dim)))),
-        num_warps=num_warps,
-        num_stages=num_stages,
+        CHUNK=min(block_s, max(1, 1024 * config.num_warps // (group * next_power_of_2(dim)))),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
         # Early, programs of unequal length would crowd where there is room first.
         launch_pdl=num_splits > 1,
     )
@@ -190,10 +205,9 @@ def _paged_decode_kernel(
     inside = (group < GROUP)[:, None] & (column < HEAD_DIM)
     queries = tl.load(q + head[:, None] * HEAD_DIM + column, inside, 0.0)
 
-    # Equal shares, not whole tiles: the last split would often have none.
-    share = tl.cdiv(tl.cdiv(context_len, num_splits), 16) * 16
-    begin = split * share
-    end = tl.minimum(begin + share, context_len)
+    tiles = tl.cdiv(tl.cdiv(context_len, BLOCK_N), num_splits)
+    begin = split * tiles * BLOCK_N
+    end = tl.minimum(begin + tiles * BLOCK_N, context_len)
     peak, total, acc = attend_tiles(
         queries,
         tl.full([BLOCK_M], 0, tl.int32) + end,

@@ -2,7 +2,7 @@
 
 import torch
 
-from nanovllm.kernels.paged_decode import paged_decode
+from nanovllm.kernels.paged_decode import MOST_PROGRAMS, paged_decode
 from nanovllm.kernels.paged_prefill import paged_prefill
 from nanovllm.kernels.qk_norm_rope_store import qk_norm_rope_store
 from nanovllm.kernels.rms_norm import add_rms_norm, rms_norm
@@ -13,10 +13,6 @@ from nanovllm.layers.backend import AttentionInput, Needs
 from nanovllm.layers.ops import Ops
 from nanovllm.layers.rotary_embedding import Rotation
 
-PROGRAMS_WANTED = 512
-"""Programs that keep a large GPU busy, one for each KV head of a sequence; if there are fewer, a
-context is split over several."""
-MAX_SPLITS = 16
 FP8_CAPABILITY = (8, 9)
 """First GPUs that have an instruction to convert fp8."""
 
@@ -32,12 +28,10 @@ class TritonContext:
     def __init__(self, kv_cache: torch.Tensor, inputs: AttentionInput) -> None:
         self.kv_cache = kv_cache
         self.inputs = inputs
-        # A constant of the batch size, so that a captured graph holds for every length (GRF-3).
-        programs = len(inputs.context_lens) * kv_cache.shape[-2]
-        self.num_splits = min(MAX_SPLITS, max(1, PROGRAMS_WANTED // programs))
         self.arrivals = None
-        if self.num_splits > 1 and inputs.max_query_len == 1:
-            self.arrivals = kv_cache.new_zeros(programs, dtype=torch.int32)
+        programs = len(inputs.context_lens) * kv_cache.shape[-2]
+        if inputs.max_query_len == 1 and 2 * programs <= MOST_PROGRAMS:
+            self.arrivals = kv_cache.new_zeros(programs, dtype=torch.int32)  # of all layers
 
     def attend(
         self, layer: Attention, qkv: torch.Tensor, norms: HeadNorms, rotation: Rotation
@@ -64,7 +58,7 @@ class TritonContext:
         tables, rows, lens = inputs.block_tables, inputs.table_rows, inputs.context_lens
         if inputs.max_query_len == 1:
             return paged_decode(
-                q, k_cache, v_cache, tables, rows, lens, scale, self.num_splits, self.arrivals
+                q, k_cache, v_cache, tables, rows, lens, scale, arrivals=self.arrivals
             )
         return paged_prefill(q, k_cache, v_cache, tables, rows, inputs.cu_seqlens_q, lens, scale)
 
