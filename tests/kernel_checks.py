@@ -266,6 +266,52 @@ def check_sampling_threshold(vocab: int, dtype: torch.dtype, step: float) -> Non
         assert share[differ].sum() < unsure + share[differ].max(), FILTERS[i]
 
 
+def hard_rows() -> list[tuple[torch.Tensor, list[float], int]]:
+    """Logits that a search may end beside, filters, and how many tokens are kept; all of their
+    values are exact in every dtype, and no answer hangs on a rounding.
+    """
+    half = [1.0, 0, 0.505, 0.0]
+    rows = [
+        (torch.full((100,), value), half, 51) for value in (-1.0, -0.0, 0.0, 1.0, 3.0, 5.0, 20.0)
+    ]
+    rows.append((torch.tensor([20, 19.875, 19.75, 19.625, 0, 0]), [0.1, 0, 0.7, 0.0], 1))
+    rows.append((torch.tensor([-0.0, -8.0]).repeat(50), [1.0, 0, 0.9, 0.0], 46))
+    rows.append((torch.tensor([2.0, -torch.inf]).repeat(50), [1e30, 0, 0.505, 0.0], 26))
+    rows.append((torch.full((9,), 2.0), [1.0, 0, 1.0, 1 - 2**-24], 9))
+    # The best logits of a part of the row hide others of it.
+    wide = torch.full((4 * 4096,), 0.5)
+    wide[0], wide[4096], wide[8192] = 5.0, 3.671875, 3.65625
+    rows.append((wide, [1.0, 2, 1.0, 0.0], 2))
+    wide = torch.full((4 * 4096,), -4.0)
+    wide[0], wide[4096], wide[8192] = 20.0, 20.0, 19.875
+    rows.append((wide, [1.0, 2, 1.0, 0.0], 2))
+    return rows
+
+
+def check_threshold_of_hard_rows(dtype: torch.dtype) -> None:
+    for logits, filters, count in hard_rows():
+        row = logits.to(DEVICE, dtype)[None]
+        kept = kept_tokens(row, torch.tensor([filters]), sampling_threshold)
+        assert kept.logical_and(row > -torch.inf).sum() == count, (logits[:4], filters)
+
+
+def check_threshold_of_few_values(dtype: torch.dtype, num_rows: int, vocab: int) -> None:
+    """Rows of few different logits: the same tokens as the reference's, but for rounding."""
+    generator = torch.Generator().manual_seed(vocab)
+    for i in range(num_rows):
+        num_values = int(torch.randint(1, 12, (), generator=generator))
+        values = (4 * torch.randn(num_values, generator=generator)).to(dtype).to(DEVICE)
+        which = torch.randint(num_values, (vocab,), generator=generator).to(DEVICE)
+        row = values[which][None]
+        top_k = int(torch.randint(vocab + 2, (), generator=generator)) if i % 2 else 0
+        top_p = float(torch.rand((), generator=generator)) * 0.99 + 0.005 if i % 3 else 1.0
+        rows = torch.tensor([[0.5 + i % 4, top_k, top_p, 0.0]])
+        expected = kept_tokens(row, rows, sampling_threshold_reference)
+        found = kept_tokens(row, rows, sampling_threshold)
+        # One token more or less, of hundreds of equal ones, is rounding.
+        assert (found != expected).sum() <= (top_p < 1), (i, rows, found.sum(), expected.sum())
+
+
 def check_sample(
     vocab: int, temperatures: list[float], dtype: torch.dtype, stride: int | None = None
 ) -> None:

@@ -92,15 +92,20 @@ def check_peer_add_rms_norm(size: int, dtype: torch.dtype, width: int) -> None:
         torch.testing.assert_close(results[0][0], expected[0])
 
 
-def run_two_ranks(lengths: list[int], first_call: int) -> tuple[list[list[float]], ...]:
-    """What two ranks get that sum `[1, 2, ...]` and twice that, of each length, at any pace."""
+def run_two_ranks(
+    lengths: list[int], first_call: int, width: int | None = None
+) -> tuple[list[list[float]], ...]:
+    """What two ranks get that sum `[1, 2, ...]` and twice that, of each length, at any pace.
+
+    If there is a width, as rows of it, that zeros are added to and that are normed besides.
+    """
     context = multiprocessing.get_context("spawn")
     memory = SharedMemory(create=True, size=2 * 2 * 2 * CAPACITY * 8)
     started = []
     try:
         for rank in range(2):
             ours, theirs = context.Pipe()
-            arguments = (rank, memory.name, lengths, first_call, theirs)
+            arguments = (rank, memory.name, lengths, first_call, width, theirs)
             process = context.Process(target=_sum_as_rank, args=arguments, daemon=True)
             process.start()
             theirs.close()
@@ -116,7 +121,12 @@ def run_two_ranks(lengths: list[int], first_call: int) -> tuple[list[list[float]
 
 
 def _sum_as_rank(
-    rank: int, name: str, lengths: list[int], first_call: int, channel: Connection
+    rank: int,
+    name: str,
+    lengths: list[int],
+    first_call: int,
+    width: int | None,
+    channel: Connection,
 ) -> None:
     shared = SharedMemory(name=name)
     memory = torch.frombuffer(shared.buf, dtype=torch.int64).view(2, -1)
@@ -133,6 +143,10 @@ def _sum_as_rank(
     for length in lengths:
         time.sleep(pace.random() / 20)
         x = torch.arange(1.0, length + 1) * (rank + 1)
-        peer_all_reduce(x, buffers)
-        sums.append(x.tolist())
+        if width:
+            rows, zeros = x.view(-1, width), torch.zeros(length // width, width)
+            _, x = peer_add_rms_norm(rows, zeros, torch.ones(width), 1e-6, buffers)
+        else:
+            peer_all_reduce(x, buffers)
+        sums.append(x.view(-1).tolist())
     channel.send(sums)

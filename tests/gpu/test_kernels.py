@@ -14,6 +14,8 @@ from kernel_checks import (
     check_silu_and_mul,
     check_small_linear,
     check_store,
+    check_threshold_of_few_values,
+    check_threshold_of_hard_rows,
     draw,
     random_rows,
 )
@@ -236,6 +238,13 @@ def test_post_tokens(batch: int) -> None:
 @pytest.mark.parametrize(("vocab", "step"), [(1, 1.0), (300, 0.001), (32_000, 0.125)])
 def test_sampling_threshold(vocab: int, step: float, dtype: torch.dtype) -> None:
     check_sampling_threshold(vocab, dtype, step)
+
+
+@pytest.mark.spec("SMP-3a", "SMP-3b", "SMP-3c")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_thresholds_of_rows_that_are_hard_to_search(dtype: torch.dtype) -> None:
+    check_threshold_of_hard_rows(dtype)
+    check_threshold_of_few_values(dtype, num_rows=100, vocab=20_000)
 
 
 @pytest.mark.spec("SMP-1")

@@ -45,10 +45,11 @@ def test_every_rank_gets_the_same_sum_and_its_norm(
         ((1, CAPACITY), torch.float32, True),
         ((1, CAPACITY + 1), torch.float32, False),
         ((2, 8), torch.float64, False),
+        ((2, 2, 8), torch.float32, False),
     ],
 )
 def test_rows_that_one_kernel_can_sum_and_norm(
-    shape: tuple[int, int], dtype: torch.dtype, taken: bool
+    shape: tuple[int, ...], dtype: torch.dtype, taken: bool
 ) -> None:
     buffers = make_buffers(2)[1][0]
     assert takes_rows(torch.zeros(shape, dtype=dtype, device=DEVICE), buffers) is taken
@@ -89,11 +90,17 @@ def test_the_number_of_a_call_may_wrap_around() -> None:
 
 @pytest.mark.spec("TP-1")
 @pytest.mark.skipif(DEVICE != "cpu", reason="tests/gpu/test_two_gpus.py has two GPUs for it")
-def test_ranks_that_run_when_they_like_wait_for_each_other() -> None:
+@pytest.mark.parametrize(
+    ("lengths", "width"),
+    [([6, 2048, 600, 2, 1500, 6, 2048], None), ([64, 256, 128, 64, 64, 192, 256], 64)],
+)
+def test_ranks_that_run_when_they_like_wait_for_each_other(
+    lengths: list[int], width: int | None
+) -> None:
     """Two processes on memory they share; neither has the other's words when it asks."""
-    sums = run_two_ranks(lengths=[6, 2048, 600, 2, 1500, 6, 2048], first_call=2**31 - 3)
+    sums = run_two_ranks(lengths, first_call=2**31 - 3, width=width)
     assert len(sums[0]) == 7
-    for mine, theirs, length in zip(*sums, [6, 2048, 600, 2, 1500, 6, 2048], strict=True):
+    for mine, theirs, length in zip(*sums, lengths, strict=True):
         assert mine == theirs == [3.0 * (i + 1) for i in range(length)]
 
 

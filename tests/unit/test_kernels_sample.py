@@ -9,6 +9,8 @@ from kernel_checks import (
     check_padding_is_greedy,
     check_sample,
     check_sampling_threshold,
+    check_threshold_of_few_values,
+    check_threshold_of_hard_rows,
     draw,
     random_rows,
 )
@@ -41,6 +43,13 @@ def test_thresholds_keep_what_the_reference_keeps(
     vocab: int, dtype: torch.dtype, step: float
 ) -> None:
     check_sampling_threshold(vocab, dtype, step)
+
+
+@pytest.mark.spec("SMP-3a", "SMP-3b", "SMP-3c")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_thresholds_of_rows_that_are_hard_to_search(dtype: torch.dtype) -> None:
+    check_threshold_of_hard_rows(dtype)
+    check_threshold_of_few_values(dtype, num_rows=15, vocab=150)
 
 
 @pytest.mark.spec("SMP-1")

@@ -26,7 +26,7 @@ INTERPRETED = triton is None or triton.knobs.runtime.interpret
 LOG2_E = 1.4426950408889634
 """exp(x) = exp2(x * LOG2_E), and there is an instruction for powers of two."""
 
-_VARYING = ("batch", "num_rows", "num_splits", "table_stride")
+_VARYING = ("batch", "num_rows", "table_stride")
 """Arguments that change from step to step: no kernel is compiled anew for some of their values."""
 
 

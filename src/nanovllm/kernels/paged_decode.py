@@ -17,13 +17,11 @@ from nanovllm.kernels.paged_attention import attend_row
 from nanovllm.kernels.paged_tiles import attend_tiles
 
 MAX_SPLITS = 16
-MOST_PROGRAMS = 768
-"""That a GPU works on at once: a context is split if two programs for each find room."""
 
 
 class DecodeConfig(NamedTuple):
     """How a program works: positions of a tile, warps, depth of the software pipeline; and how many
-    programs fill a large GPU.
+    programs fill a large GPU: a context is split if two for each find room.
     """
 
     block_n: int
@@ -51,9 +49,9 @@ def decode_config(
         if batch >= 192:
             return DecodeConfig(block_n=64 * widen, num_warps=1, num_stages=3)
         return DecodeConfig(block_n=(128 if batch >= 48 else 64) * widen, num_warps=2, num_stages=3)
-    cheap_splits = num_heads <= 2 * kv_heads and 64 <= batch * kv_heads <= MOST_PROGRAMS // 2
+    cheap_splits = num_heads <= 2 * kv_heads and 64 <= batch * kv_heads <= 384
     if batch >= 96 or cheap_splits:
-        return DecodeConfig(32 * widen, num_warps=2, num_stages=4, num_programs=MOST_PROGRAMS)
+        return DecodeConfig(32 * widen, num_warps=2, num_stages=4, num_programs=768)
     return DecodeConfig(block_n=64 * widen, num_warps=4, num_stages=3)
 
 
@@ -103,7 +101,7 @@ def paged_decode(
             `MAX_SPLITS`, which depends on shapes only, so that a captured graph holds for every
             length (GRF-3).
         arrivals: int32 [B * num_kv_heads], in which they count each other: zeros, also afterwards.
-            Its own if None, which costs a kernel; needed with splits only.
+            Its own if None, which costs a kernel.
         config: instead of `decode_config`'s.
 
     Returns:
@@ -121,11 +119,12 @@ def paged_decode(
     block_s = max(16, next_power_of_2(num_splits))
     out = torch.empty_like(q)
     partial = state = out
+    if arrivals is None:
+        arrivals = q.new_zeros(batch * kv_heads, dtype=torch.int32)
+    assert arrivals.numel() >= batch * kv_heads, (arrivals.shape, batch, kv_heads)
     if num_splits > 1:
         partial = q.new_empty((batch, num_heads, num_splits, dim), dtype=torch.float32)
         state = q.new_empty((2, batch, num_heads, num_splits), dtype=torch.float32)
-        if arrivals is None:
-            arrivals = q.new_zeros(batch * kv_heads, dtype=torch.int32)
     _paged_decode_kernel[(kv_heads, batch, num_splits)](
         q,
         k_cache,
@@ -136,7 +135,7 @@ def paged_decode(
         out,
         partial,
         state,
-        out if arrivals is None else arrivals,
+        arrivals,
         scale * LOG2_E,
         block_tables.stride(0),
         *k_cache.stride()[:2],

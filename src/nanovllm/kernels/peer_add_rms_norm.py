@@ -33,6 +33,8 @@ def peer_add_rms_norm_reference(
 
 def takes_rows(x: torch.Tensor, buffers: PeerBuffers) -> bool:
     """Whether `peer_add_rms_norm` can do it: few rows, each of whole words."""
+    if x.dim() != 2:
+        return False
     row_bytes = x.shape[1] * x.itemsize
     few = 0 < len(x) <= len(buffers.calls) and row_bytes <= 4 * _MAX_WORDS
     return few and row_bytes % 4 == 0 and buffers.takes(x)
@@ -48,8 +50,8 @@ def peer_add_rms_norm(
     """`add_rms_norm` of the sum of the x of all ranks, with its roundings.
 
     x and residual are contiguous [T, n], in fp32, fp16 or bf16, and the residual is equal on all
-    ranks. All ranks have to make the same calls with x of equal sizes. What `takes_rows` refuses
-    must not be passed.
+    ranks. All ranks have to make the same calls with x of equal sizes, and all of them rows of one
+    n: a call is counted by row. What `takes_rows` refuses must not be passed.
     """
     assert takes_rows(x, buffers), (x.shape, x.dtype, x.stride())
     assert residual.is_contiguous(), residual.stride()

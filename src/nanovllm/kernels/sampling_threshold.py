@@ -8,7 +8,8 @@ A pass over the row weighs the tokens from three candidates on, by number or by 
 leaves a quarter of the range. Most passes are saved by where it begins:
 
 - top-k: the k-th best of the bests of disjoint parts of the row is not above the k-th best of all;
-- top-p: V tokens at `peak + T * log((1 - p) / V)` weigh no more than 1 - p of the best one alone.
+- top-p: V tokens at `peak + T * log((1 - p) / V)` weigh no more than 1 - p of the best one alone;
+  half of that is on the safe side of rounding.
 """
 
 from __future__ import annotations
@@ -122,30 +123,53 @@ def _threshold_kernel(
         x = logits + row.to(tl.int64) * logits_stride
         bests = _bests(x, vocab_size, BLOCK)
         peak = tl.max(bests, 0)
+        peak = tl.where(peak == 0.0, 0.0, peak)  # -0 has another key, and is as good
         highest = _key(peak, BITS)
-        scale = LOG2_E / temperature
         lowest = _key(threshold, BITS)
         if by_rank:
             rank = k.to(tl.float32)
-            lowest = tl.maximum(lowest, _rank(bests, rank, BITS))
+            lowest = tl.maximum(lowest, _key_of_rank(bests, rank, BITS))
             lowest = _search(x, vocab_size, lowest, highest, rank, peak, 0.0, BITS, BLOCK)
             threshold = _value(lowest, BITS)
         if p < 1.0:
-            target = p * _weight_from(x, vocab_size, threshold, peak, scale, BLOCK)
             bound = peak + temperature * tl.log((1.0 - p) / (2.0 * vocab_size))
             lowest = tl.maximum(lowest, _key(bound, BITS))
-            key = _search(x, vocab_size, lowest, highest, target, peak, scale, BITS, BLOCK)
-            threshold = _value(key, BITS)
-            above = _weight_from(x, vocab_size, _value(key + 1, BITS), peak, scale, BLOCK)
-            each = tl.exp2((threshold - peak) * scale)
-            count = tl.maximum(tl.ceil((target - above) / each), 1.0)
-            last_id = _last_of_equals(x, vocab_size, threshold, count, BLOCK)
+            scale = LOG2_E / temperature
+            threshold, last_id = _top_p(
+                x, vocab_size, p, threshold, lowest, highest, peak, scale, BITS, BLOCK
+            )
         if share > 0.0:
             least = peak + temperature * tl.log(share)
             last_id = tl.where(least > threshold, vocab_size, last_id)
-            threshold = tl.maximum(threshold, least)
+            threshold = tl.maximum(threshold, tl.minimum(least, peak))
     tl.store(thresholds + row, threshold)
     tl.store(last_ids + row, last_id)
+
+
+@jit
+def _top_p(
+    x,
+    vocab_size,
+    p,
+    threshold,
+    lowest,
+    highest,
+    peak,
+    scale,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Of the tokens from `threshold` on, the last one that begins below a share p of their weight.
+
+    Returns its logit, which is between those of the keys `lowest` and `highest`, and its id.
+    """
+    target = p * _weight_from(x, vocab_size, threshold, peak, scale, BLOCK)
+    key = _search(x, vocab_size, lowest, highest, target, peak, scale, BITS, BLOCK)
+    threshold = _value(key, BITS)
+    above = _weight_from(x, vocab_size, _value(key + 1, BITS), peak, scale, BLOCK)
+    each = tl.exp2((threshold - peak) * scale)
+    count = tl.maximum(tl.ceil((target - above) / each), 1.0)
+    return threshold, _last_of_equals(x, vocab_size, threshold, count, BLOCK)
 
 
 @jit
@@ -182,7 +206,7 @@ def _bests(x, vocab_size, BLOCK: tl.constexpr):
 
 
 @jit
-def _rank(values, rank, BITS: tl.constexpr):
+def _key_of_rank(values, rank, BITS: tl.constexpr):
     """The largest key from which on there are `rank` of the values, or 0."""
     key = tl.zeros([], tl.uint32)
     bit = key + (1 << (BITS - 1))
@@ -196,7 +220,7 @@ def _rank(values, rank, BITS: tl.constexpr):
 @jit
 def _weights(value, peak, scale):
     """exp((value - peak) / T), with `scale` = log2(e) / T; with a scale of 0 all weigh 1."""
-    return tl.exp2(tl.maximum(value - peak, -1e30) * scale)
+    return tl.exp2(tl.maximum(value - peak, -3e38) * scale)
 
 
 @jit
@@ -213,11 +237,12 @@ def _weight_from(x, vocab_size, threshold, peak, scale, BLOCK: tl.constexpr):
 def _search(
     x, vocab_size, lowest, highest, target, peak, scale, BITS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The largest key up to `highest` from which on there is a weight of at least `target`, which
-    there is from `lowest` on.
+    """The largest key up to `highest` from which on there is a weight of at least `target`.
+
+    There must be so much from `lowest` on.
     """
     while lowest < highest:
-        step = (highest - lowest + 3) // 4
+        step = (highest - lowest) // 4 + 1  # three candidates leave four parts
         first = _value(lowest + step, BITS)
         second = _value(lowest + 2 * step, BITS)
         third = _value(lowest + 3 * step, BITS)

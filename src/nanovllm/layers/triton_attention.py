@@ -1,8 +1,10 @@
 """The Triton attention backend, the default on CUDA."""
 
+from functools import cached_property
+
 import torch
 
-from nanovllm.kernels.paged_decode import MOST_PROGRAMS, paged_decode
+from nanovllm.kernels.paged_decode import paged_decode
 from nanovllm.kernels.paged_prefill import paged_prefill
 from nanovllm.kernels.qk_norm_rope_store import qk_norm_rope_store
 from nanovllm.kernels.rms_norm import add_rms_norm, rms_norm
@@ -28,10 +30,12 @@ class TritonContext:
     def __init__(self, kv_cache: torch.Tensor, inputs: AttentionInput) -> None:
         self.kv_cache = kv_cache
         self.inputs = inputs
-        self.arrivals = None
-        programs = len(inputs.context_lens) * kv_cache.shape[-2]
-        if inputs.max_query_len == 1 and 2 * programs <= MOST_PROGRAMS:
-            self.arrivals = kv_cache.new_zeros(programs, dtype=torch.int32)  # of all layers
+
+    @cached_property
+    def arrivals(self) -> torch.Tensor:
+        """For all layers, of which one at a time uses it."""
+        programs = len(self.inputs.context_lens) * self.kv_cache.shape[-2]
+        return self.kv_cache.new_zeros(programs, dtype=torch.int32)
 
     def attend(
         self, layer: Attention, qkv: torch.Tensor, norms: HeadNorms, rotation: Rotation

@@ -42,7 +42,12 @@ class Qwen3Attention(nn.Module):
             ops,
         )
         self.o_proj = RowParallelLinear(
-            heads * head_dim, config.hidden_size, tp, config.attention_bias, ops, False
+            heads * head_dim,
+            config.hidden_size,
+            tp,
+            config.attention_bias,
+            ops,
+            reduce_results=False,
         )
         self.q_norm = RMSNorm(head_dim, config.rms_norm_eps, ops)
         self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, ops)
