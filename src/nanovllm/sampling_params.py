@@ -117,6 +117,8 @@ class SamplingParams:
         """
         if not 0 <= index < self.n:
             raise ValueError(f"sample index {index} outside 0..{self.n - 1}")
+        if self.n == 1:
+            return self
         seed = self.seed
         if seed is not None and index > 0:
             digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=SEED_BITS // 8)

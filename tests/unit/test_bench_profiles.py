@@ -49,6 +49,9 @@ def test_throughput_counts_every_token_and_context(llm: LLM, work: Workload) -> 
     assert sum(r.num_context_tokens for r in decodes) == num_decode_context(work)
     assert run.floor_seconds == floor_seconds(records, ModelCosts.of(llm), RATES)
     assert run.roofline_share == run.floor_seconds / run.seconds
+    busy = sum(record.device_seconds for record in run.records)
+    assert 0 < busy < run.seconds
+    assert run.exposed_seconds == run.seconds - busy
     assert [r.end for r in records] == sorted(r.end for r in records)
     assert 0 < sum(r.seconds for r in records) <= run.seconds
     assert records[-1].num_running == records[-1].num_used_blocks == 0

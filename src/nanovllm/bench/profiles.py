@@ -46,6 +46,11 @@ class ThroughputRun:
         return self.num_output_tokens / self.seconds
 
     @property
+    def exposed_seconds(self) -> float:
+        """In which the device waited for the host."""
+        return max(self.seconds - sum(record.device_seconds for record in self.records), 0.0)
+
+    @property
     def roofline_share(self) -> float | None:
         return None if self.floor_seconds is None else self.floor_seconds / self.seconds
 
@@ -104,8 +109,9 @@ def run_throughput(
 ) -> ThroughputRun:
     """The whole workload, from a cold prefix cache."""
     llm.reset_prefix_cache()
+    sampling_params = workload.sampling_params()
     recorder = Recorder(llm)
-    for prompt, params in zip(workload.prompts, workload.sampling_params(), strict=True):
+    for prompt, params in zip(workload.prompts, sampling_params, strict=True):
         llm.add_request(prompt, params)
     outputs = [output for step in recorder.run() for output in step.outputs]
     seconds = recorder.now

@@ -42,6 +42,7 @@ class Report:
                 _without_records(run)
                 | {
                     "tokens_per_second": run.tokens_per_second,
+                    "exposed_seconds": run.exposed_seconds,
                     "roofline_share": run.roofline_share,
                 }
                 for run in self.throughput
@@ -77,20 +78,22 @@ class Report:
             )
 
     def _throughput_table(self) -> Table:
-        table = _table("Throughput", "engine", "seed", "s", "output tok/s", "roofline", "preempted")
+        heads = "engine", "seed", "s", "host s", "output tok/s", "roofline", "preempted"
+        table = _table("Throughput", *heads)
         for run in self.throughput:
             share = "" if run.roofline_share is None else f"{run.roofline_share:.0%}"
             table.add_row(
                 OURS,
                 str(run.seed),
                 f"{run.seconds:.2f}",
+                f"{run.exposed_seconds:.2f}",
                 f"{run.tokens_per_second:,.0f}",
                 share,
                 str(run.num_preemptions),
             )
         for peer in self.peers:
             for seed, (seconds, rate) in peer.throughput.items():
-                table.add_row(peer.title, str(seed), f"{seconds:.2f}", f"{rate:,.0f}", "", "")
+                table.add_row(peer.title, str(seed), f"{seconds:.2f}", "", f"{rate:,.0f}", "", "")
         return table
 
     def _latency_table(self) -> Table:

@@ -98,8 +98,9 @@ def bench(
       nanovllm bench --model DIR --peer vllm --peer-python ~/vllm/bin/python
       nanovllm bench --num-requests 8 --max-len 32      (the embedded model)
 
-    Throughput: output tokens a second, all requests there at once, and the
-    share of this device's own roofline. Latency: ms a decode step. Online:
+    Throughput: output tokens a second, all requests there at once; the seconds
+    that the device waited for the host; the share of this device's own
+    roofline. Latency: ms a decode step. Online:
     Poisson arrivals under both policies, time to first token (ttft) and per
     later token (tpot). Kernels: what one decode step runs on the device.
     """

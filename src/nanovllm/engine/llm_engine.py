@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, replace
 from numbers import Integral
@@ -84,17 +84,20 @@ class LLMEngine:
         if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
             raise TypeError(f"a prompt is text or token ids, got {type(prompt).__name__}")
         token_ids = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
-        wrong = [t for t in token_ids if isinstance(t, bool) or not isinstance(t, Integral)]
-        if wrong:
-            raise TypeError(f"token ids must be integers, got {wrong[0]!r}")
-        token_ids = [int(token_id) for token_id in token_ids]
+        kinds = set(map(type, token_ids))  # a prompt is long, and of one kind
+        for kind in kinds:
+            if kind is bool or not issubclass(kind, Integral):
+                wrong = next(t for t in token_ids if type(t) is kind)
+                raise TypeError(f"token ids must be integers, got {wrong!r}")
+        if kinds != {int}:
+            token_ids = [int(token_id) for token_id in token_ids]
         self._check_vocabulary("token ids", token_ids)
         return token_ids
 
-    def _check_vocabulary(self, what: str, token_ids: Iterable[int]) -> None:
+    def _check_vocabulary(self, what: str, token_ids: Collection[int]) -> None:
         vocab_size = self.model_config.vocab_size
-        outside = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
-        if outside:
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+            outside = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
             raise ValueError(f"{what} {outside[:5]} are outside the vocabulary of {vocab_size}")
 
     def validate(self, prompt: Prompt, params: SamplingParams) -> list[int]:
