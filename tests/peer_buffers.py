@@ -92,20 +92,21 @@ def check_peer_add_rms_norm(size: int, dtype: torch.dtype, width: int) -> None:
         torch.testing.assert_close(results[0][0], expected[0])
 
 
-def run_two_ranks(
-    lengths: list[int], first_call: int, width: int | None = None
-) -> tuple[list[list[float]], ...]:
+WIDTH = 64
+
+
+def run_two_ranks(lengths: list[int], first_call: int) -> tuple[list[list[float]], ...]:
     """What two ranks get that sum `[1, 2, ...]` and twice that, of each length, at any pace.
 
-    If there is a width, as rows of it, that zeros are added to and that are normed besides.
+    Lengths of some rows of `WIDTH` are summed twice: zeros are added and they are normed besides.
     """
     context = multiprocessing.get_context("spawn")
-    memory = SharedMemory(create=True, size=2 * 2 * 2 * CAPACITY * 8)
+    memory = SharedMemory(create=True, size=2 * 2 * 2 * 2 * CAPACITY * 8)
     started = []
     try:
         for rank in range(2):
             ours, theirs = context.Pipe()
-            arguments = (rank, memory.name, lengths, first_call, width, theirs)
+            arguments = (rank, memory.name, lengths, first_call, theirs)
             process = context.Process(target=_sum_as_rank, args=arguments, daemon=True)
             process.start()
             theirs.close()
@@ -125,28 +126,30 @@ def _sum_as_rank(
     name: str,
     lengths: list[int],
     first_call: int,
-    width: int | None,
     channel: Connection,
 ) -> None:
     shared = SharedMemory(name=name)
-    memory = torch.frombuffer(shared.buf, dtype=torch.int64).view(2, -1)
-    buffers = PeerBuffers(
-        rank,
-        2,
-        CAPACITY,
-        torch.tensor([part.data_ptr() for part in memory]),
-        torch.full((num_programs(CAPACITY),), first_call - 1, dtype=torch.int32),
-        torch.zeros(1, dtype=torch.int32),
+    memory = torch.frombuffer(shared.buf, dtype=torch.int64).view(2, 2, -1)
+    for_sums, for_norms = (
+        PeerBuffers(
+            rank,
+            2,
+            CAPACITY,
+            torch.tensor([part.data_ptr() for part in parts]),
+            torch.full((num_programs(CAPACITY),), first_call - 1, dtype=torch.int32),
+            torch.zeros(1, dtype=torch.int32),
+        )
+        for parts in memory
     )
     pace = random.Random(rank)
     sums = []
     for length in lengths:
         time.sleep(pace.random() / 20)
         x = torch.arange(1.0, length + 1) * (rank + 1)
-        if width:
-            rows, zeros = x.view(-1, width), torch.zeros(length // width, width)
-            _, x = peer_add_rms_norm(rows, zeros, torch.ones(width), 1e-6, buffers)
-        else:
-            peer_all_reduce(x, buffers)
-        sums.append(x.view(-1).tolist())
+        if length % WIDTH == 0 and length // WIDTH <= num_programs(CAPACITY):
+            rows, zeros = x.clone().view(-1, WIDTH), torch.zeros(length // WIDTH, WIDTH)
+            _, total = peer_add_rms_norm(rows, zeros, torch.ones(WIDTH), 1e-6, for_norms)
+            sums.append(total.view(-1).tolist())
+        peer_all_reduce(x, for_sums)
+        sums.append(x.tolist())
     channel.send(sums)

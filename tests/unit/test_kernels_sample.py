@@ -46,10 +46,10 @@ def test_thresholds_keep_what_the_reference_keeps(
 
 
 @pytest.mark.spec("SMP-3a", "SMP-3b", "SMP-3c")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_thresholds_of_rows_that_are_hard_to_search(dtype: torch.dtype) -> None:
     check_threshold_of_hard_rows(dtype)
-    check_threshold_of_few_values(dtype, num_rows=15, vocab=150)
+    check_threshold_of_few_values(dtype, num_rows=6, vocab=150)
 
 
 @pytest.mark.spec("SMP-1")
