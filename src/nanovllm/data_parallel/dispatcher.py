@@ -48,7 +48,7 @@ class Pool(Protocol):
 
 @dataclass(slots=True)
 class _Live:
-    """A request that has not ended; `cost` is the most tokens that it can take."""
+    """A request that has not ended; `cost` is the most work that it can be."""
 
     task: Task
     cost: int

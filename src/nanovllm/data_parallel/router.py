@@ -21,8 +21,8 @@ class Router:
         size: replicas, `0..size-1`.
         block_size: tokens per block of the replicas' caches.
         capacity: blocks remembered per replica, those of its cache; 0 makes load decide alone.
-        max_lead: tokens that a replica may have to do beyond the least loaded one and still be
-            chosen for its prefixes.
+        max_lead: work that a replica may have beyond the least loaded one and still be chosen for
+            its prefixes. Work counts in tokens of output.
     """
 
     def __init__(self, size: int, *, block_size: int, capacity: int, max_lead: int) -> None:
@@ -39,11 +39,11 @@ class Router:
         return list(self._loads)
 
     def load(self, replica: int) -> int:
-        """Tokens that it has to do."""
+        """Work that it has to do."""
         return self._loads[replica]
 
     def route(self, token_ids: list[int], cost: int, salt: str | None = None) -> int:
-        """Choose a replica for a prompt, and note both; `release` gives the `cost` back, in tokens.
+        """Choose a replica for a prompt, and note both; `release` gives the `cost` back.
 
         Among the replicas within `max_lead`, the one that was sent the longest prefix of it; of
         several the least loaded, and of these the first.
