@@ -113,6 +113,15 @@ def test_an_abort_ends_a_request_wherever_it_is(several: LLM) -> None:
     assert [several._dispatcher.router.load(i) for i in (0, 1)] == [0, 0]
 
 
+def test_a_long_prompt_is_less_work_than_a_long_output(several: LLM) -> None:
+    """Each is one of three requests; what comes last goes to the replica with less to do."""
+    for token, (length, max_tokens) in enumerate(((160, 10), (10, 90), (10, 5))):
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, n=2)
+        several.add_request([token] * length, params)
+    assert [several._dispatcher.router.load(i) for i in (0, 1)] == [20 + 20 + 10 + 2, 180 + 2]
+    run_to_end(several)
+
+
 @pytest.mark.spec("API-8")
 def test_counts_are_sums(several: LLM) -> None:
     generate(several, PROMPTS, GREEDY)

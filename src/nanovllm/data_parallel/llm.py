@@ -23,8 +23,7 @@ from nanovllm.sampling_params import SamplingParams
 from nanovllm.utils.tokenizer import load_tokenizer
 
 PROMPT_TOKENS: Final = 8
-"""That take about as long as one of the output: side by side, they read the weights once. On an H200
-it is ten."""
+"""That take as long as one of the output, since they read the weights together; ten on an H200."""
 
 
 class DataParallelLLM(LLM):
