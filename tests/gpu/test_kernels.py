@@ -10,12 +10,9 @@ from kernel_checks import (
     check_post_tokens,
     check_rms_norm,
     check_sample,
-    check_sampling_threshold,
     check_silu_and_mul,
     check_small_linear,
     check_store,
-    check_threshold_of_few_values,
-    check_threshold_of_hard_rows,
     draw,
     random_rows,
 )
@@ -28,6 +25,11 @@ from paged_rows import (
     check_prefill,
 )
 from peer_buffers import check_peer_add_rms_norm, check_peer_all_reduce
+from threshold_checks import (
+    check_sampling_threshold,
+    check_threshold_of_few_values,
+    check_threshold_of_hard_rows,
+)
 
 from nanovllm.kernels._triton import compiling
 from nanovllm.kernels.keep_tokens import keep_tokens

@@ -8,13 +8,15 @@ import triton.language as tl
 from kernel_checks import (
     check_padding_is_greedy,
     check_sample,
-    check_sampling_threshold,
-    check_threshold_of_few_values,
-    check_threshold_of_hard_rows,
     draw,
     random_rows,
 )
 from paged_rows import DEVICE
+from threshold_checks import (
+    check_sampling_threshold,
+    check_threshold_of_few_values,
+    check_threshold_of_hard_rows,
+)
 
 from nanovllm.kernels.gumbel_noise import gumbel_noise, row_keys, seed_streams, stream_keys
 from nanovllm.kernels.sample import exponential, row_key
