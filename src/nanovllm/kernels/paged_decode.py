@@ -1,8 +1,8 @@
 """Paged decode attention: one query token per sequence (KV-3..6).
 
 Bound by the bytes of the cache, so each is read once: a program serves all query heads of one KV
-head. Few sequences leave most of the GPU idle; then the context is split between programs (Dao et
-al., "Flash-Decoding", 2023), and the one that finishes last combines their results.
+head. Few sequences leave most of the GPU idle; then the context is split between programs, see
+`combine_splits`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from nanovllm.kernels._triton import LOG2_E, jit, next_power_of_2, tl
+from nanovllm.kernels.combine_splits import combine_splits
 from nanovllm.kernels.early_launch import wait_for_inputs
 from nanovllm.kernels.paged_attention import attend_row
 from nanovllm.kernels.paged_tiles import attend_tiles
@@ -187,9 +188,7 @@ def _paged_decode_kernel(
     BLOCK_S: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Writes `out`; with splits, by way of the weighted sum of values of each in `partial`, fp32
-    [B, num_heads, splits, head_dim], and its peak and total in `state`, [2, B, num_heads, splits].
-    """
+    """Writes `out`; `partial`, `state` and `arrivals` are for `combine_splits`."""
     wait_for_inputs()
     kv_head = tl.program_id(0)
     row = tl.program_id(1)
@@ -227,78 +226,23 @@ def _paged_decode_kernel(
         MASKED=True,
     )
     if SPLIT:
-        part = head * num_splits + split
-        parts = tl.num_programs(1) * NUM_HEADS * num_splits
-        tl.store(state + part, peak, group < GROUP)
-        tl.store(state + parts + part, total, group < GROUP)
-        tl.store(partial + part[:, None] * HEAD_DIM + column, acc, inside)
-        tl.debug_barrier()  # all of this is written before the program is counted
-        arrived = arrivals + row * tl.num_programs(0) + kv_head
-        if tl.atomic_add(arrived, 1) == num_splits - 1:
-            first = row * NUM_HEADS + kv_head * GROUP
-            _combine(
-                partial,
-                state,
-                out,
-                first,
-                num_splits,
-                parts,
-                GROUP,
-                HEAD_DIM,
-                BLOCK_G,
-                BLOCK_D,
-                BLOCK_S,
-                CHUNK,
-            )
-            tl.store(arrived, 0)
+        combine_splits(
+            peak,
+            total,
+            acc,
+            partial,
+            state,
+            out,
+            arrivals,
+            NUM_HEADS,
+            GROUP,
+            HEAD_DIM,
+            BLOCK_D,
+            BLOCK_G,
+            BLOCK_S,
+            CHUNK,
+        )
     else:
         # The peak has weight 1, so only a row without context has less.
         acc = acc / tl.maximum(total, 1.0)[:, None]
         tl.store(out + head[:, None] * HEAD_DIM + column, acc, inside)
-
-
-@jit
-def _combine(
-    partial,
-    state,
-    out,
-    first,
-    num_splits,
-    parts,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """The results of GROUP heads, from `first` on, from those of their splits, CHUNK at a time."""
-    member = tl.arange(0, BLOCK_G)
-    head = (first + member)[:, None]
-    split = tl.arange(0, BLOCK_S)[None, :]
-    part = head * num_splits + split
-    there = (member < GROUP)[:, None] & (split < num_splits)
-    # What others wrote is in the second-level cache.
-    peaks = tl.load(state + part, there, float("-inf"), cache_modifier=".cg")
-    totals = tl.load(state + parts + part, there, 0.0, cache_modifier=".cg")
-    # A split without positions has the peak -inf and so no weight, also when all are like that.
-    peak = tl.maximum(tl.max(peaks, 1), -3e38)[:, None]
-    total = tl.sum(totals * tl.exp2(peaks - peak), 1)[:, None]
-
-    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-    column = tl.arange(0, BLOCK_D)[None, :]
-    inside = (member < GROUP)[:, None] & (column < HEAD_DIM)
-    for start in range(0, num_splits, CHUNK):
-        some = start + tl.arange(0, CHUNK)[None, :]
-        their = head * num_splits + some
-        real = (member < GROUP)[:, None] & (some < num_splits)
-        weights = tl.load(state + their, real, float("-inf"), cache_modifier=".cg")
-        weights = tl.exp2(weights - peak)
-        values = tl.load(
-            partial + their[:, :, None] * HEAD_DIM + column[None, :, :],
-            real[:, :, None] & (column < HEAD_DIM)[None, :, :],
-            0.0,
-            cache_modifier=".cg",
-        )
-        acc += tl.sum(values * weights[:, :, None], 1)
-    tl.store(out + head * HEAD_DIM + column, acc / tl.maximum(total, 1.0), inside)

@@ -12,7 +12,7 @@ rank that sends for call n has all words of call n - 1, whose senders were done 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -45,6 +45,18 @@ class PeerBuffers(NamedTuple):
     calls: torch.Tensor
     aborted: torch.Tensor
 
+    def arguments(self, dtype: torch.dtype) -> dict[str, Any]:
+        """By name, of a kernel that calls `sum_of_ranks` with words of this dtype."""
+        return {
+            "addresses": self.addresses,
+            "calls": self.calls,
+            "aborted": self.aborted,
+            "DTYPE": getattr(tl, str(dtype).removeprefix("torch.")),
+            "RANK": self.rank,
+            "SIZE": self.size,
+            "CAPACITY": self.capacity,
+        }
+
     def takes(self, x: torch.Tensor) -> bool:
         """Whether `peer_all_reduce` can do it: not too long, and whole words of floats."""
         whole = x.is_contiguous() and x.nbytes % 4 == 0 and x.data_ptr() % 4 == 0
@@ -75,14 +87,8 @@ def peer_all_reduce(x: torch.Tensor, buffers: PeerBuffers) -> None:
     words = x.view(-1).view(torch.int32)
     _peer_all_reduce_kernel[(cdiv(len(words), _BLOCK),)](
         words,
-        buffers.addresses,
-        buffers.calls,
-        buffers.aborted,
-        len(words),
-        DTYPE=getattr(tl, str(x.dtype).removeprefix("torch.")),
-        RANK=buffers.rank,
-        SIZE=buffers.size,
-        CAPACITY=buffers.capacity,
+        num_words=len(words),
+        **buffers.arguments(x.dtype),
         BLOCK=_BLOCK,
         num_warps=4,
         launch_pdl=True,
