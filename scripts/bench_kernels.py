@@ -29,14 +29,11 @@ from kernel_timing import (
     Attention,
     Call,
     attention_tflop,
-    default_splits,
     has_flash_attn,
-    ints,
     microseconds,
     randn,
 )
 
-from nanovllm.kernels.decode_inputs import decode_inputs
 from nanovllm.kernels.qk_norm_rope_store import qk_norm_rope_store
 from nanovllm.kernels.rms_norm import add_rms_norm, rms_norm
 from nanovllm.kernels.sample import sample
@@ -62,9 +59,8 @@ def bench_decode(pool: torch.Tensor, copy: float) -> None:
     for name, lengths in DECODE_ROWS.items():
         for page in (16, 32, 256):
             case = Attention(pool, page, lengths)
-            splits = default_splits(len(lengths))
-            us = microseconds(case.decode(splits))
-            notes = [f"{splits} splits"]
+            us = microseconds(case.decode())
+            notes = []
             if page == 256 and has_flash_attn():
                 flash = microseconds(case.flash_decode())
                 notes.append(f"FA2 {flash:.1f} us, {case.num_bytes / flash / 1e6:.2f} TB/s")
@@ -165,10 +161,15 @@ def head_cases(batch: int, pool: torch.Tensor) -> Iterator[Case]:
 
 
 def sample_case(batch: int) -> Case:
+    seats = torch.arange(batch, dtype=torch.int32, device=DEVICE)
     rows = (
         torch.full((batch,), 0.6, device=DEVICE),
         torch.randint(2**62, (batch,), device=DEVICE),
-        torch.randint(4096, (batch,), device=DEVICE),
+        seats,
+        seats + 1000,
+        torch.full((batch,), -torch.inf, device=DEVICE),
+        torch.full_like(seats, VOCAB),
+        torch.empty(batch, dtype=torch.int64, device=DEVICE),
     )
     return Case(
         "sample (torch: argmax alone)",
@@ -189,13 +190,6 @@ def bench_small(pool: torch.Tensor, copy: float, batch: int) -> None:
         line(f"{case.name} x {batch}", us, num_bytes, copy, f"torch {peer:.1f} us")
 
 
-def bench_decode_inputs(batch: int) -> None:
-    rows, out = ints(range(batch)), torch.empty(4, batch, dtype=torch.int64, device=DEVICE)
-    tables = torch.zeros(batch, 256, dtype=torch.int32, device=DEVICE)
-    us = microseconds([partial(decode_inputs, rows, rows + 1, out[3], tables, 16, *out[:3])])
-    print(f"{f'decode_inputs x {batch}':<42}{us:9.1f} us")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sweep", action="store_true", help="try tiles instead")
@@ -213,7 +207,6 @@ def main() -> None:
     bench_prefill(pool)
     for batch in (1, 8, 256, 16_384):
         bench_small(pool, copy, batch)
-    bench_decode_inputs(256)
 
 
 if __name__ == "__main__":

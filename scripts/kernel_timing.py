@@ -95,7 +95,9 @@ class Attention:
         for part in blocks.split(needed)[:most]:
             yield part.view(len(self.lengths), width)
 
-    def decode(self, num_splits: int, config: DecodeConfig | None = None) -> list[Call]:
+    def decode(
+        self, num_splits: int | None = None, config: DecodeConfig | None = None
+    ) -> list[Call]:
         rows, lengths = ints(range(len(self.lengths))), ints(self.lengths)
         q = randn(len(self.lengths), HEADS, DIM)
         arrivals = torch.zeros(len(q) * KV_HEADS, dtype=torch.int32, device=DEVICE)
@@ -138,10 +140,6 @@ def attention_tflop(rows: Sequence[tuple[int, int]]) -> float:
     """Of rows of (tokens, context)."""
     pairs = sum(count * (2 * context - count + 1) / 2 for count, context in rows)
     return 4 * HEADS * DIM * pairs / 1e12
-
-
-def default_splits(batch: int) -> int:
-    return min(max(64 // batch, 1), 16)
 
 
 def has_flash_attn() -> bool:

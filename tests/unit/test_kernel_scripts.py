@@ -1,0 +1,48 @@
+"""The scripts that time kernels call them as they are."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+POOL_TOKENS = 512
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
+    """`kernel_timing` and `bench_kernels`, on the device of the tests and in small."""
+    if torch.cuda.is_available():
+        pytest.skip("there the scripts themselves can be run")
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    for name in ("kernel_timing", "kernel_sweep", "bench_kernels"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import bench_kernels
+    import kernel_timing
+
+    for module in (kernel_timing, bench_kernels):
+        monkeypatch.setattr(module, "DEVICE", "cpu")
+        monkeypatch.setattr(module, "POOL_TOKENS", POOL_TOKENS)
+    monkeypatch.setattr(kernel_timing, "BEYOND_L2", 1)
+    monkeypatch.setattr(bench_kernels, "VOCAB", 300)
+    return kernel_timing, bench_kernels
+
+
+def test_attention(scripts: tuple[ModuleType, ModuleType]) -> None:
+    timing, _ = scripts
+    pool = timing.randn(2, POOL_TOKENS, timing.KV_HEADS, timing.DIM)
+    case = timing.Attention(pool, 16, [20, 1])
+    for call in (case.decode()[0], case.decode(3)[0], case.prefill([2, 1])[0]):
+        assert call().shape[1:] == (timing.HEADS, timing.DIM)
+
+
+def test_the_kernels_beside_it(scripts: tuple[ModuleType, ModuleType]) -> None:
+    timing, bench = scripts
+    pool = timing.randn(2, POOL_TOKENS, timing.KV_HEADS, timing.DIM)
+    cases = [*bench.stream_cases(2), *bench.head_cases(2, pool), bench.sample_case(2)]
+    for case in cases:
+        case.make()()
+        case.peer()()
+    assert len(cases) == 6
