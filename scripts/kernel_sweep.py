@@ -50,11 +50,11 @@ def cell(value: float | None, width: int = 16) -> str:
 
 
 def sweep_decode(pool: torch.Tensor) -> None:
-    print("\ndecode, TB/s" + "".join(f"{name:>16}" for name in islice(DECODE_ROWS, 3)))
+    print("\ndecode, TB/s" + "".join(f"{name:>16}" for name in islice(DECODE_ROWS, 4)))
     for page in (16, 32, 256):
         for config in DECODE_CONFIGS:
             print(f"{page:>4} {'/'.join(map(str, config)):<8}", end="")
-            for lengths in islice(DECODE_ROWS.values(), 3):
+            for lengths in islice(DECODE_ROWS.values(), 4):
                 case = Attention(pool, page, lengths)
                 us = try_out(partial(case.decode, 1, config))
                 print(cell(us and case.num_bytes / us / 1e6), end="", flush=True)

@@ -21,10 +21,20 @@ POOL_TOKENS = 2**20
 """Tokens of the cache that all calls share: 4 GiB."""
 BEYOND_L2 = 256 * 2**20
 REPLAYS, MIN_CALLS = 9, 20
+
+
+def longest_first(count: int, shortest: int, longest: int) -> list[int]:
+    """Contexts as the engine orders them."""
+    return sorted(random.Random(0).choices(range(shortest, longest + 1), k=count), reverse=True)
+
+
 DECODE_ROWS = {
     "256 x 843": [843] * 256,
-    "256 x 300-1900": random.Random(0).choices(range(300, 1901), k=256),
+    "256 x 300-1900": longest_first(256, 300, 1900),
+    "128 x 500-1500": longest_first(128, 500, 1500),
     "64 x 1500": [1500] * 64,
+    "32 x 1200-1900": longest_first(32, 1200, 1900),
+    "16 x 1500-1900": longest_first(16, 1500, 1900),
     "8 x 800": [800] * 8,
     "1 x 800": [800],
 }

@@ -131,6 +131,10 @@ def _sample_chunk_kernel(
     start = logits + row.to(tl.int64) * logits_stride
     x = tl.load(start + token_id, token_id < vocab_size, float("-inf")).to(tl.float32)
     x = tl.where(x == x, x, float("inf"))  # a maximum may pass over NaN
+    threshold = tl.load(thresholds + row)
+    if threshold > float("-inf"):
+        equal = (x == threshold) & (token_id <= tl.load(last_ids + row))
+        x = tl.where((x > threshold) | equal, x, float("-inf"))
     peak = tl.max(x, 0)
     # Relative to an infinite peak there would be NaN; to 0, a chunk of -inf has costs of +inf.
     gap = _finite_or_0(peak) - x
@@ -141,10 +145,6 @@ def _sample_chunk_kernel(
     else:
         key = row_key(tl.load(streams + seat), tl.load(positions + row))
         cost = exponential(token_id, key) * tl.exp2(gap * (LOG2_E / temperature))
-        threshold = tl.load(thresholds + row)
-        if threshold > float("-inf"):
-            equal = (x == threshold) & (token_id <= tl.load(last_ids + row))
-            cost = tl.where((x > threshold) | equal, cost, float("inf"))
     lowest, index = tl.min(cost, 0, return_indices=True, return_indices_tie_break_left=True)
     out = row * tl.num_programs(0) + chunk
     tl.store(best + out, peak)
