@@ -63,13 +63,13 @@ def sweep_decode(pool: torch.Tensor) -> None:
 
 def sweep_splits(pool: torch.Tensor) -> None:
     counts = (1, 2, 4, 8, 16, 32)
-    print("\nsplits, us" + " " * 14 + "".join(f"{n:>8}" for n in counts))
+    print("\nsplits, us" + " " * 19 + "".join(f"{n:>8}" for n in counts))
     for page, config in ((16, None), (16, DecodeConfig(32, 2, 3)), (256, None)):
         for name in islice(DECODE_ROWS, 2, None):
             case = Attention(pool, page, DECODE_ROWS[name])
             times = (try_out(partial(case.decode, n, config)) for n in counts)
             tiles = "/".join(map(str, config)) if config else "default"
-            print(f"{page:>4} {tiles:<8}{name:>11}" + "".join(cell(t, 8) for t in times))
+            print(f"{page:>4} {tiles:<8}{name:>16}" + "".join(cell(t, 8) for t in times))
 
 
 def sweep_prefill(pool: torch.Tensor) -> None:
