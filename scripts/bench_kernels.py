@@ -34,6 +34,7 @@ from kernel_timing import (
     randn,
 )
 
+from nanovllm.bench.roofline import measure_rates
 from nanovllm.kernels.qk_norm_rope_store import qk_norm_rope_store
 from nanovllm.kernels.rms_norm import add_rms_norm, rms_norm
 from nanovllm.kernels.sample import sample
@@ -47,12 +48,6 @@ Make = Callable[[], Call]
 def line(name: str, us: float, num_bytes: float, copy: float, *notes: str) -> None:
     speed = num_bytes / us / 1e6
     print(f"{name:<42}{us:9.1f} us {speed:6.2f} TB/s {speed / copy:6.1%}  {', '.join(notes)}")
-
-
-def copy_speed() -> float:
-    """TB/s that a copy of 1 GiB moves, reads and writes."""
-    calls = [partial(torch.empty_like(x).copy_, x) for x in (randn(2**29), randn(2**29))]
-    return 2 * 2**30 / microseconds(calls) / 1e6
 
 
 def bench_decode(pool: torch.Tensor, copy: float) -> None:
@@ -201,7 +196,8 @@ def main() -> None:
         sweep_splits(pool)
         sweep_prefill(pool)
         return
-    copy = copy_speed()
+    # Not in a graph, where copies are slower nodes of another kind.
+    copy = measure_rates(torch.device(DEVICE), torch.bfloat16).copy / 1e12
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; a copy: {copy:.2f} TB/s")
     bench_decode(pool, copy)
     bench_prefill(pool)

@@ -52,20 +52,23 @@ def test_all_profiles_in_tables_json_and_a_page(bench_args, tmp_path: Path) -> N
     result = invoke(
         *("bench", "throughput", "latency", "online", *bench_args),
         *("--rate", "500", "--json", str(figures), "--plot", str(page)),
+        *("--seed", "0", "--seed", "1"),
     )
     assert result.exit_code == 0, result.stderr
     for title in ("Throughput", "Latency", "Online", "roofline from"):
         assert title in result.stdout
     report = json.loads(figures.read_text())
     assert {"gpu", "torch", "triton", "commit", "date"} <= report["machine"].keys()
-    (run,) = report["throughput"]
-    assert run["tokens_per_second"] == run["num_output_tokens"] / run["seconds"]
-    assert run["roofline_share"] > 0
+    assert [run["seed"] for run in report["throughput"]] == [0, 1]
+    for run in report["throughput"]:
+        assert run["tokens_per_second"] == run["num_output_tokens"] / run["seconds"]
+        assert run["roofline_share"] > 0
     assert len(report["latency"][0]["step_ms"]) == 3
-    assert [run["policy"] for run in report["online"]] == ["prefill_first", "mixed"]
+    online = [(run["policy"], run["seed"]) for run in report["online"]]
+    assert online == [(policy, seed) for policy in ("prefill_first", "mixed") for seed in (0, 1)]
     assert all(run["ttft_p99"] >= run["ttft_p50"] > 0 for run in report["online"])
     drawn = page.read_text()
-    assert drawn.count("<svg") == 3, "one per run that has steps over time"
+    assert drawn.count("<svg") == 6, "one per run that has steps over time"
     assert "<script" not in drawn
     assert "<link" not in drawn
     assert str(report["machine"]["torch"]) in drawn

@@ -77,6 +77,7 @@ class OnlineRun:
     """
 
     policy: str
+    seed: int
     rate: float
     seconds: float
     num_requests: int
@@ -169,6 +170,7 @@ def run_online(llm: LLM, workload: Workload, seed: int, rate: float) -> OnlineRu
     _check_complete(outputs, workload)
     return OnlineRun(
         policy=llm.config.scheduling_policy,
+        seed=seed,
         rate=rate,
         seconds=recorder.now,
         num_requests=len(requests),

@@ -56,7 +56,10 @@ class Report:
     def records(self) -> dict[str, list[StepRecord]]:
         """Steps of each run that kept them, by its title."""
         offline = {f"throughput, seed {run.seed}": run.records for run in self.throughput}
-        online = {f"online, {run.policy}, {run.rate:.3g} / s": run.records for run in self.online}
+        online = {
+            f"online, {run.policy}, seed {run.seed}, {run.rate:.3g} / s": run.records
+            for run in self.online
+        }
         return offline | online
 
     def print(self, console: Console) -> None:
@@ -109,11 +112,12 @@ class Report:
     def _online_table(self) -> Table:
         names = list(dict.fromkeys(name for run in self.online for name in run.milliseconds()))
         heads = [f"{name.replace('_', ' ')} ms" for name in names]
-        table = _table("Online", "policy", "requests/s", "output tok/s", *heads)
+        table = _table("Online", "policy", "seed", "requests/s", "output tok/s", *heads)
         for run in self.online:
             figures = run.milliseconds()
             table.add_row(
                 run.policy,
+                str(run.seed),
                 f"{run.rate:.3g}",
                 f"{run.num_output_tokens / run.seconds:,.0f}",
                 *(f"{figures[name]:.1f}" if name in figures else "" for name in names),

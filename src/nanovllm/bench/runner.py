@@ -45,13 +45,13 @@ class Plan:
 
     Args:
         profiles: some of `PROFILES`.
-        seeds: of the throughput runs; the first one is that of the online profile too.
+        seeds: of the workloads of throughput and online.
         num_requests, max_len: of the workload; its own numbers are the defaults.
         batch_sizes: of latency and kernels.
         prompt_len: of the same; None is 512, but no more than `max_len`.
         latency_steps: that are timed.
         rates: requests a second of the online profile; none: 80 % of what the engine finishes a
-            second when all requests are there at once.
+            second when all requests of the first seed are there at once.
         peers: who else runs throughput and latency.
     """
 
@@ -148,16 +148,19 @@ def _run_engine(llm: LLM, plan: Plan, report: Report, say: Say, *, offline: bool
             say(f"nanovllm: kernels, batch {batch_size}")
             report.kernels.append(run_kernels(llm, batch_size, plan.latency_prompt_len))
     if "online" in plan.profiles:
-        work, policy = plan.workload(plan.seeds[0], vocab_size), llm.config.scheduling_policy
-        for rate in plan.rates or [_default_rate(llm, work, report)]:
-            say(f"nanovllm, {policy}: online, {rate:.3g} requests a second")
-            report.online.append(run_online(llm, work, plan.seeds[0], rate))
+        policy = llm.config.scheduling_policy
+        for rate in plan.rates or [_default_rate(llm, plan, report)]:
+            for seed in plan.seeds:
+                say(f"nanovllm, {policy}: online, seed {seed}, {rate:.3g} requests a second")
+                work = plan.workload(seed, vocab_size)
+                report.online.append(run_online(llm, work, seed, rate))
 
 
-def _default_rate(llm: LLM, work: Workload, report: Report) -> float:
+def _default_rate(llm: LLM, plan: Plan, report: Report) -> float:
     """Of the first policy for both, so that they can be compared."""
     if report.online:
         return report.online[0].rate
+    work = plan.workload(plan.seeds[0], llm.model_config.vocab_size)
     return DEFAULT_LOAD * len(work.prompts) / run_throughput(llm, work, 0).seconds
 
 
