@@ -32,7 +32,7 @@ from threshold_checks import (
 )
 
 from nanovllm.kernels._triton import compiling
-from nanovllm.kernels.keep_tokens import keep_tokens
+from nanovllm.kernels.keep_tokens import _keep_tokens_kernel, keep_tokens
 from nanovllm.kernels.paged_decode import paged_decode
 from nanovllm.kernels.paged_prefill import paged_prefill
 from nanovllm.kernels.store_kvcache import store_kvcache, store_kvcache_reference
@@ -314,5 +314,7 @@ def test_what_is_compiled_ahead_does_not_run() -> None:
     with compiling():
         keep_tokens(last_tokens, seats, token_ids)
     assert last_tokens.tolist() == [7, 7, 7]
+    compiled = _keep_tokens_kernel.device_caches[torch.cuda.current_device()][0].values()
+    assert all(kernel.module is not None for kernel in compiled), "loaded at its first launch"
     keep_tokens(last_tokens, seats, token_ids)
     assert last_tokens.tolist() == [7, 7, 5]

@@ -12,6 +12,8 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any, NoReturn
 
+import torch
+
 try:
     import triton
     import triton.language as tl
@@ -74,13 +76,20 @@ if triton is not None:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """In the block kernels that are launched do not run: they are compiled, all side by side."""
-    with ThreadPoolExecutor() as executor, triton.AsyncCompileMode(executor):
-        token = _only_compiling.set(True)
-        try:
-            yield
-        finally:
-            _only_compiling.reset(token)
+    """In the block kernels that are launched do not run: they are compiled, all side by side.
+
+    So is what launches each, by a C compiler; else that is done at its first launch, one by one.
+    """
+    device = torch.cuda.current_device()
+    with ThreadPoolExecutor(initializer=torch.cuda.set_device, initargs=(device,)) as executor:
+        mode = triton.AsyncCompileMode(executor)
+        with mode:
+            token = _only_compiling.set(True)
+            try:
+                yield
+            finally:
+                _only_compiling.reset(token)
+        list(executor.map(lambda future: future.result().run, mode.future_kernels.values()))
 
 
 def cdiv(a: int, b: int) -> int:
