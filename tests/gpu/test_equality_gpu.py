@@ -3,6 +3,7 @@
 The KV cache is full of NaN before each test, so that a slot that is read and was not written shows.
 """
 
+import math
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -50,6 +51,12 @@ if find_spec("flash_attn"):
 SLOW_BACKENDS: dict[str, dict[str, Any]] = {
     "torch-fp32": {"attention_backend": "torch", "dtype": "float32", "enforce_eager": True}
 }
+# Beside its own rounding, an fp8 cache is read as exactly as another: hence two dtypes.
+FP8_BACKENDS: dict[str, dict[str, Any]] = {
+    f"{name}, fp8 cache": BACKENDS[name] | {"kv_cache_dtype": "fp8"}
+    for name in ("triton-bf16", "triton-fp32")
+}
+ALL_BACKENDS = BACKENDS | SLOW_BACKENDS | FP8_BACKENDS
 WAYS: dict[str, dict[str, Any]] = {
     "graphs": {},
     "eager": {"enforce_eager": True},
@@ -65,7 +72,7 @@ RUNS += [(backend, "eager") for backend in SLOW_BACKENDS]
 def open_llm(path: Path, backend: str, slots: int = AMPLE_SLOTS, **options: Any) -> Iterator[LLM]:
     """An engine whose cache is full of NaN."""
     block_size = 256 if backend.startswith("flash_attn") else 16
-    options = (BACKENDS | SLOW_BACKENDS)[backend] | options
+    options = ALL_BACKENDS[backend] | options
     with LLM(
         path,
         skip_tokenizer=True,
@@ -117,7 +124,7 @@ def scored(qwen3: Path, prompts: list[Ids], teacher: Teacher, figures: dict) -> 
 
     @lru_cache
     def score(backend: str) -> tuple[list[Ids], list[RequestOutput], dict[str, Any]]:
-        some = prompts if backend in BACKENDS else prompts[:16]
+        some = prompts[:16] if backend in SLOW_BACKENDS else prompts
         with open_llm(qwen3, backend) as llm:
             outputs = generate(llm, some, SCORED)
         row = compare_logprobs(teacher, some, outputs)
@@ -170,12 +177,45 @@ def test_logits_are_as_near_as_their_dtype_allows(
     assert row["largest error"] <= 2 * rival["largest error"]
 
 
+@pytest.mark.spec("MOD-1")
+def test_an_fp8_cache_adds_its_rounding_and_no_more(
+    prompts: list[Ids], teacher: Teacher, scored: Scored, figures: dict
+) -> None:
+    """In float32 there is nothing but its rounding; rule R1 with the tolerance of bfloat16."""
+    bf16, rounding = scored("triton-bf16")[2], scored("triton-fp32, fp8 cache")[2]
+    _, outputs, both = scored("triton-bf16, fp8 cache")
+    token_ids = [output.token_ids for output in outputs]
+    tolerance = min(2 * bf16["largest error"], MAX_TOLERANCE["bfloat16"])
+    found = teacher.judge(prompts, token_ids, math.inf)
+    firsts = [first_gap(teacher.gaps(*pair)) for pair in zip(prompts, token_ids, strict=True)]
+    figures["greedy outputs with an fp8 cache against HF in float32"] = [
+        {
+            "outputs right by R1": sum(gap <= tolerance for gap in firsts) / len(firsts),
+            "planned": found.strict.planned,
+            "compared": found.strict.compared,
+            "agreement": found.agreement,
+            "largest gap": found.largest_gap,
+            "tolerance": tolerance,
+        }
+    ]
+    assert both["mean error"] <= 1.2 * (bf16["mean error"] + rounding["mean error"])
+    assert both["largest error"] <= 2 * (bf16["largest error"] + rounding["largest error"])
+    assert rounding["mean error"] > FP32_ERROR, "a cache that was not rounded"
+    assert found.agreement >= 0.9
+
+
+def first_gap(gaps: torch.Tensor) -> float:
+    """How far below HF's best logit an output's first other choice was; 0 if there is none."""
+    others = gaps[gaps > 0]
+    return others[0].item() if len(others) else 0.0
+
+
 @pytest.mark.spec("MOD-1", "MOD-2", "KV-3", "PFX-12", "SCH-9")
 @pytest.mark.parametrize(("backend", "way"), RUNS, ids="-".join)
 def test_outputs_equal_transformers(
     backend: str, way: str, qwen3: Path, prompts, teacher: Teacher, scored, figures
 ) -> None:
-    dtype = (BACKENDS | SLOW_BACKENDS)[backend]["dtype"]
+    dtype = ALL_BACKENDS[backend]["dtype"]
     _, _, row = scored(backend)
     tolerance = min(2 * row["largest error"], MAX_TOLERANCE[dtype])
     slots = SMALL_SLOTS if way == "preempting" else AMPLE_SLOTS
