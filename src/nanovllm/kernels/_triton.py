@@ -89,7 +89,8 @@ def compiling() -> Iterator[None]:
                 yield
             finally:
                 _only_compiling.reset(token)
-        list(executor.map(lambda future: future.result().run, mode.future_kernels.values()))
+            kernels = [*mode.future_kernels.values()]  # which its end may forget
+        list(executor.map(lambda kernel: kernel.result().run, kernels))
 
 
 def cdiv(a: int, b: int) -> int:
