@@ -80,6 +80,9 @@ def compiling() -> Iterator[None]:
 
     So is what launches each, by a C compiler; else that is done at its first launch, one by one.
     """
+    if INTERPRETED:
+        yield  # nothing is compiled there: they run
+        return
     device = torch.cuda.current_device()
     with ThreadPoolExecutor(initializer=torch.cuda.set_device, initargs=(device,)) as executor:
         mode = triton.AsyncCompileMode(executor)
