@@ -30,19 +30,19 @@ demo: $(READY)  ## run the engine on the embedded model
 test: lint unit property equality parallel perf gate  ## everything that needs no GPU
 
 unit: $(READY)  ## components; under a minute
-	$(PYTEST) -m unit $(SPREAD)
+	$(PYTEST) -m unit $(SPREAD) tests/unit
 
 property: $(READY)  ## generated tests of the scheduler and the blocks
-	$(PYTEST) -m property $(SPREAD)
+	$(PYTEST) -m property $(SPREAD) tests/property
 
 equality: $(READY)  ## token for token against HF transformers
-	$(PYTEST) -m equality -n 2 --dist loadfile
+	$(PYTEST) -m equality -n 2 --dist loadfile tests/equality
 
 parallel: $(READY)  ## ranks and engines with a process each, and what happens if one dies
-	$(PYTEST) -m parallel
+	$(PYTEST) -m parallel tests/parallel
 
 perf: $(READY)  ## speed, as ratios within one run
-	$(PYTEST) -m perf -p no:randomly --benchmark-timer=time.process_time
+	$(PYTEST) -m perf -p no:randomly --benchmark-timer=time.process_time tests/perf
 
 gate: $(READY)  ## regression gates: exact counts, and times against the commit before
 	$(GATE) counts --suite tests/perf/test_counts.py --package nanovllm

@@ -36,13 +36,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def workload() -> tuple[list[list[int]], list[int]]:
-    """Prompts of 16-256 tokens and output lengths of 16-256."""
+    """Prompts of 16-256 tokens and output lengths of 8-128."""
     rng = random.Random(0)
     prompts = [
         [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(16, 256))]
         for _ in range(NUM_REQUESTS)
     ]
-    return prompts, [rng.randint(16, 256) for _ in range(NUM_REQUESTS)]
+    return prompts, [rng.randint(8, 128) for _ in range(NUM_REQUESTS)]
 
 
 def static_batches(prompts: list[list[int]], lengths: list[int]) -> Iterator[dict]:
