@@ -1,13 +1,14 @@
 """`nanovllm bench`: tables, files, peers, and what it says when something is missing."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cli_door import invoke
 
 from nanovllm.bench.peers import Peer
-from nanovllm.bench.plot import write_plots
+from nanovllm.bench.plot import draw_run, write_plots
 from nanovllm.bench.recorder import StepRecord
 from nanovllm.bench.runner import Plan
 from nanovllm.bench.workload import Workload
@@ -77,11 +78,26 @@ def test_all_profiles_in_tables_json_and_a_page(bench_args, tmp_path: Path) -> N
 def test_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "out.png"
-    write_plots(picture, {"one": [DECODE], "two": [DECODE], "none": []}, {})
+    write_plots(picture, [("same", [DECODE]), ("same", [DECODE]), ("none", [])], {})
     header = picture.read_bytes()[:24]
     assert header.startswith(b"\x89PNG")
     width, height = (int.from_bytes(header[i : i + 4], "big") for i in (16, 20))
     assert (width, height) == (1100, 2 * 700)
+
+
+@pytest.mark.parametrize("num_steps", [1, 12])
+def test_all_steps_are_seen_in_every_panel(num_steps: int) -> None:
+    """And the area below the tokens a second is the tokens."""
+    pytest.importorskip("matplotlib")
+    steps = [replace(DECODE, end=0.5 * (i + 1)) for i in range(num_steps)]
+    axes = draw_run("a run", steps).axes
+    drawn = [panel.patches for panel in axes]
+    assert [len(patches) for patches in drawn] == [1, 2, 3, 2, 1]  # the last: prefilled
+    for patch in (patch for patches in drawn for patch in patches):
+        values, edges, _ = patch.get_data()
+        assert (edges[0], edges[-1]) == (0, 0.5 * num_steps)
+    values, edges, _ = drawn[0][0].get_data()
+    assert sum(values * (edges[1:] - edges[:-1])) == pytest.approx(2 * num_steps)
 
 
 def test_kernels_of_a_step(bench_args, tmp_path: Path) -> None:
@@ -122,6 +138,12 @@ def test_a_peer_runs_the_same_work(name: str, bench_args, stubs: Path) -> None:
         (("bench", "speed"), "throughput, latency, online, kernels, got 'speed'"),
         (("bench", "--num-requests", "0"), "num_requests must be >= 1"),
         (("bench", "online", "--rate", "-1"), "rates must be positive"),
+        (("bench", "online", "--rate", "inf"), "rates must be positive and finite"),
+        (("bench", "--seed", "-1"), "seeds must be >= 0, got (-1,)"),
+        (("bench", "--batch", "0"), "batch_sizes must be >= 1"),
+        (("bench", "latency", "--plot", "out.png"), "neither of which is asked for"),
+        (("bench", "--plot", "nowhere/out.PNG"), "there is no directory 'nowhere'"),
+        (("bench", "--json", "nowhere/out.json"), "there is no directory 'nowhere'"),
         (("bench", "latency", "--prompt-len", "0"), "prompt_len must be >= 1"),
         (("bench", "--peer", "llama"), "nano-vllm, vllm, hf, got 'llama'"),
         (("bench", "--plot", "out.pdf"), ".png or .html"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,27 +30,32 @@ svg {{ width: 100%; height: auto }} td, th {{ padding: 0 1em 0 0; text-align: le
 """
 
 
-def write_plots(path: Path, runs: Mapping[str, Records], machine: Mapping[str, Any]) -> None:
-    """One group of four panels per run, titled by its name.
+def write_plots(
+    path: Path, runs: Iterable[tuple[str, Records]], machine: Mapping[str, Any]
+) -> None:
+    """One group of four panels per run that has steps, titled by its name.
 
-    Raises ValueError for a suffix that is none of `SUFFIXES`, and if matplotlib is not there.
+    Raises ValueError for a suffix that is none of `SUFFIXES`, if matplotlib is not there, and if no
+    run has steps.
     """
     check_plot_path(path)
-    figures = {name: draw_run(name, records) for name, records in runs.items() if records}
-    if path.suffix == ".html":
+    figures = [draw_run(name, records) for name, records in runs if records]
+    if not figures:
+        raise ValueError("no run has steps to draw")
+    if path.suffix.lower() == ".html":
         rows = "".join(
             f"<tr><th>{html.escape(name)}<td>{html.escape(str(value))}"
             for name, value in machine.items()
         )
-        plots = "\n".join(_svg(figure) for figure in figures.values())
+        plots = "\n".join(_svg(figure) for figure in figures)
         path.write_text(PAGE.format(machine=rows, plots=plots), encoding="utf-8")
         return
-    path.write_bytes(_stacked_png(list(figures.values())))
+    path.write_bytes(_stacked_png(figures))
 
 
 def check_plot_path(path: Path) -> None:
     """ValueError if nothing could be drawn there: better before a measurement than after it."""
-    if path.suffix not in SUFFIXES:
+    if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"--plot writes {' or '.join(SUFFIXES)}, not {path.name!r}")
     try:
         import matplotlib  # noqa: F401
@@ -81,47 +86,56 @@ def _rates(axes: Axes, records: Records) -> None:
     axes.set_title("tokens a second")
     count = max(1, min(MAX_WINDOWS, len(records) // STEPS_PER_WINDOW))
     width = records[-1].end / count
-    edges = [i * width for i in range(count)]
+    edges = [i * width for i in range(count + 1)]
     decoded, prefilled = [0] * count, [0] * count
     for record in records:
         window = min(int(record.end / width), count - 1)
         decoded[window] += record.num_decode_tokens
         prefilled[window] += record.num_prefill_tokens
-    axes.step(edges, [tokens / width for tokens in decoded], where="post", label="decoded")
-    axes.step(edges, [tokens / width for tokens in prefilled], where="post", label="prefilled")
-    axes.set_yscale("symlog", linthresh=1000)
+    axes.stairs([tokens / width for tokens in decoded], edges, label="decoded")
+    # Often ten times as many, and seldom.
+    axes.plot([], color="C1", label="prefilled (right axis)")
+    right = axes.twinx()
+    right.stairs([tokens / width for tokens in prefilled], edges, color="C1")
+    right.set_ylim(bottom=0)
+
+
+def _edges(records: Records) -> list[float]:
+    """Between which each step lies, so that a single one is seen too."""
+    return [0.0, *(record.end for record in records)]
 
 
 def _times(axes: Axes, records: Records) -> None:
     axes.set_title("ms a step")
-    ends = [record.end for record in records]
+    edges = _edges(records)
+    wall = [1e3 * record.seconds for record in records]
     device = [1e3 * min(record.device_seconds, record.seconds) for record in records]
-    exposed = [1e3 * record.exposed_seconds for record in records]
     if any(device):
-        axes.stackplot(ends, device, exposed, labels=["device", "exposed host"], step="pre")
+        axes.stairs(device, edges, fill=True, label="device")
+        axes.stairs(wall, edges, baseline=device, fill=True, label="exposed host")
     else:
-        axes.plot(ends, exposed, linewidth=0.7, label="wall")
+        axes.stairs(wall, edges, label="wall")
 
 
 def _queues(axes: Axes, records: Records) -> None:
     axes.set_title("requests")
-    ends = [record.end for record in records]
+    edges = _edges(records)
     preempted, total = [], 0
     for record in records:
         total += record.num_preempted
         preempted.append(total)
-    axes.plot(ends, [record.num_running for record in records], label="running")
-    axes.plot(ends, [record.num_waiting for record in records], label="waiting")
-    axes.plot(ends, preempted, label="preemptions so far")
+    axes.stairs([record.num_running for record in records], edges, label="running")
+    axes.stairs([record.num_waiting for record in records], edges, label="waiting")
+    axes.stairs(preempted, edges, label="preemptions so far")
 
 
 def _cache(axes: Axes, records: Records) -> None:
     axes.set_title("KV cache, %")
-    ends = [record.end for record in records]
+    edges = _edges(records)
     used = [100 * record.num_used_blocks / record.num_blocks for record in records]
     hits = [100 * record.num_cached_tokens / max(record.num_lookup_tokens, 1) for record in records]
-    axes.plot(ends, used, label="blocks in use")
-    axes.plot(ends, hits, label="prompt tokens found")
+    axes.stairs(used, edges, label="blocks in use")
+    axes.stairs(hits, edges, label="prompt tokens found")
     axes.set_ylim(top=100)
 
 

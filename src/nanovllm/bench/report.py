@@ -53,14 +53,14 @@ class Report:
             "peers": [asdict(run) for run in self.peers],
         }
 
-    def records(self) -> dict[str, list[StepRecord]]:
-        """Steps of each run that kept them, by its title."""
-        offline = {f"throughput, seed {run.seed}": run.records for run in self.throughput}
-        online = {
-            f"online, {run.policy}, seed {run.seed}, {run.rate:.3g} / s": run.records
+    def records(self) -> list[tuple[str, list[StepRecord]]]:
+        """Title and steps of each run that kept them; titles of equal runs are equal."""
+        offline = [(f"throughput, seed {run.seed}", run.records) for run in self.throughput]
+        online = [
+            (f"online, {run.policy}, seed {run.seed}, {run.rate:g} / s", run.records)
             for run in self.online
-        }
-        return offline | online
+        ]
+        return offline + online
 
     def print(self, console: Console) -> None:
         """One table per profile that ran."""
@@ -111,8 +111,9 @@ class Report:
 
     def _online_table(self) -> Table:
         names = list(dict.fromkeys(name for run in self.online for name in run.milliseconds()))
-        heads = [f"{name.replace('_', ' ')} ms" for name in names]
-        table = _table("Online", "policy", "seed", "requests/s", "output tok/s", *heads)
+        heads = [name.replace("_", " ") for name in names]
+        table = _table("Online, ms", "policy", "seed", "req/s", "tok/s", *heads)
+        table.columns[0].no_wrap = True
         for run in self.online:
             figures = run.milliseconds()
             table.add_row(

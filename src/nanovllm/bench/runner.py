@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
@@ -74,9 +75,13 @@ class Plan:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         if self.prompt_len is not None and self.prompt_len < 1:
             raise ValueError(f"prompt_len must be >= 1, got {self.prompt_len}")
-        for name in ("seeds", "batch_sizes", "rates"):
-            if any(value < (name != "seeds") * 1e-9 for value in getattr(self, name)):
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        for name, valid, what in (
+            ("seeds", lambda seed: seed >= 0, ">= 0"),
+            ("batch_sizes", lambda size: size >= 1, ">= 1"),
+            ("rates", lambda rate: 0 < rate < math.inf, "positive and finite"),
+        ):
+            if not all(map(valid, getattr(self, name))):
+                raise ValueError(f"{name} must be {what}, got {getattr(self, name)}")
 
     def workload(self, seed: int, vocab_size: int) -> Workload:
         return offline_workload(seed, self.num_requests, self.max_len, vocab_size)

@@ -106,17 +106,31 @@ def bench(
     """
     console = stderr()
     with usage_errors(), console.status("importing") as status:
-        from nanovllm.bench.plot import check_plot_path, write_plots
+        from nanovllm.bench.plot import write_plots
         from nanovllm.bench.runner import run_bench
 
-        if output.plot:
-            check_plot_path(output.plot)
-        report = run_bench(asdict(engine), _plan(profiles, work, peer), say=status.update)
+        plan = _plan(profiles, work, peer)
+        _check_output(output, plan)
+        report = run_bench(asdict(engine), plan, say=status.update)
+    report.print(Console())
+    with usage_errors():
         if output.json_file:
             output.json_file.write_text(json.dumps(report.as_json(), indent=1))
         if output.plot:
             write_plots(output.plot, report.records(), report.machine)
-    report.print(Console())
+
+
+def _check_output(output: OutputOptions, plan: Plan) -> None:
+    """ValueError for what could not be written: better before a measurement than after it."""
+    from nanovllm.bench.plot import check_plot_path
+
+    for path in (output.json_file, output.plot):
+        if path and not path.resolve().parent.is_dir():
+            raise ValueError(f"there is no directory {str(path.parent)!r} for {path.name!r}")
+    if output.plot:
+        check_plot_path(output.plot)
+        if not {"throughput", "online"} & set(plan.profiles):
+            raise ValueError("--plot draws throughput and online, neither of which is asked for")
 
 
 def _plan(profiles: list[str] | None, work: WorkOptions, peer: PeerOptions) -> Plan:
