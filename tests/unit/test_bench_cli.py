@@ -113,6 +113,15 @@ def test_kernels_of_a_step(bench_args, tmp_path: Path) -> None:
     assert counts["aten::mm"] == 4 * 2 + 1
 
 
+def test_a_prefill(bench_args, tmp_path: Path) -> None:
+    figures = tmp_path / "out.json"
+    result = invoke("bench", "prefill", *bench_args, "--json", str(figures))
+    assert result.exit_code == 0, result.stderr
+    assert "A prefill of 16 x 8 tokens" in result.stdout
+    run = json.loads(figures.read_text())["prefill"]
+    assert run["matmul_share"] > run["matmul_share_without_attention"] > 0
+
+
 @pytest.mark.parametrize("name", ["vllm", "nano-vllm"])
 def test_a_peer_runs_the_same_work(name: str, bench_args, stubs: Path) -> None:
     peer = ("--peer", name, "--peer-path", str(stubs))
@@ -135,7 +144,7 @@ def test_a_peer_runs_the_same_work(name: str, bench_args, stubs: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("bench", "speed"), "throughput, latency, online, kernels, got 'speed'"),
+        (("bench", "speed"), "throughput, latency, online, kernels, prefill, got 'speed'"),
         (("bench", "--num-requests", "0"), "num_requests must be >= 1"),
         (("bench", "online", "--rate", "-1"), "rates must be positive"),
         (("bench", "online", "--rate", "inf"), "rates must be positive and finite"),

@@ -8,7 +8,8 @@ import pytest
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.bench import profiles
-from nanovllm.bench.kernels import PROFILED_STEPS, device_kernels
+from nanovllm.bench.kernels import Kernel, device_kernels
+from nanovllm.bench.prefill import PrefillRun, run_prefill
 from nanovllm.bench.profiles import run_latency, run_online, run_throughput, warm_up
 from nanovllm.bench.recorder import Recorder
 from nanovllm.bench.roofline import DeviceRates, ModelCosts, floor_seconds
@@ -156,11 +157,39 @@ def test_a_kernel_that_waits_for_another_takes_no_time() -> None:
         event("first", 20, 24),
         event("launch", 0, 100, "CPU"),
     ]
-    found = device_kernels(SimpleNamespace(events=lambda: events))
+    steps = 8
+    found = device_kernels(SimpleNamespace(events=lambda: events), steps)
     times = {kernel.name: (kernel.count, kernel.us) for kernel in found}
-    steps = PROFILED_STEPS
     assert times == {
         "first": (2 / steps, 14 / steps),
         "second": (1 / steps, 6 / steps),
         "inside": (1 / steps, 0),
     }
+
+
+@pytest.mark.spec("PRF-1")
+def test_a_prefill_computes_every_prompt_once(llm: LLM) -> None:
+    """Products with weights are counted by the parameters, those of attention by the pairs."""
+    before = llm.stats()
+    run = run_prefill(llm, num_prompts=3, prompt_len=10)
+    after = llm.stats()
+    assert after.num_cached_tokens == before.num_cached_tokens, "prompts that share nothing"
+    model = llm.model_config
+    products = {kernel.name: kernel.count for kernel in run.kernels}["aten::mm"]
+    steps = (products - 1) / (4 * model.num_hidden_layers)
+    assert steps == 1, "all prompts at once, a third of what was profiled"
+    q, kv = (n * model.head_dim for n in (model.num_attention_heads, model.num_key_value_heads))
+    layer = model.hidden_size * (2 * q + 2 * kv + 3 * model.intermediate_size)
+    head = model.hidden_size * model.vocab_size
+    weights = 2 * (30 * layer * model.num_hidden_layers + 3 * head)
+    assert weights <= run.flops <= 1.02 * weights, "norms are parameters too"
+    assert run.attention_flops == 4 * 3 * 55 * q * model.num_hidden_layers
+
+
+def test_the_share_of_a_matmul_rate() -> None:
+    run = PrefillRun(
+        1, 1, flops=600, attention_flops=200, kernels=[Kernel("a", 1, 2), Kernel("b", 1, 3)]
+    )
+    rates = DeviceRates(copy=1.0, matmul=200e6)
+    assert run.matmul_share(rates) == pytest.approx(0.8)
+    assert run.matmul_share(rates, attention=False) == pytest.approx(0.6)

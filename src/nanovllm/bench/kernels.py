@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ PROFILED_STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Calls and microseconds per step.
+    """Calls and microseconds per step, or whatever was repeated.
 
     A kernel may be launched while the one before it runs, and wait for it: what counts is the time
     when none that started earlier was running. So the times add up to what the device was busy for.
@@ -39,10 +40,6 @@ class KernelRun:
     context_len: int
     kernels: list[Kernel]
 
-    @property
-    def us(self) -> float:
-        return sum(kernel.us for kernel in self.kernels)
-
 
 def run_kernels(llm: LLM, batch_size: int, prompt_len: int) -> KernelRun:
     """Profiles steps of a full batch after warm-up."""
@@ -54,41 +51,43 @@ def run_kernels(llm: LLM, batch_size: int, prompt_len: int) -> KernelRun:
     decodes = 0
     while decodes < WARM_UP_STEPS:
         decodes += llm.step().num_decode_tokens == batch_size
-    on_gpu = llm.model_runner.device.type == "cuda"
-    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as run:
-        for _ in range(PROFILED_STEPS):
-            llm.step()
-        if on_gpu:
-            torch.cuda.synchronize()
+    kernels = profiled(llm, PROFILED_STEPS, lambda _: llm.step())
     while not llm.is_finished():
         llm.step()
-    kernels = device_kernels(run) if on_gpu else host_operators(run)
-    kernels.sort(key=lambda kernel: -kernel.us)
     return KernelRun(batch_size, prompt_len + WARM_UP_STEPS, kernels)
 
 
-def host_operators(run: Any) -> list[Kernel]:
+def profiled(llm: LLM, times: int, work: Callable[[int], object]) -> list[Kernel]:
+    """What `work(0)`, `work(1)`, ... run, a `times`-th of it; the longest first."""
+    on_gpu = llm.model_runner.device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as run:
+        for i in range(times):
+            work(i)
+        if on_gpu:
+            torch.cuda.synchronize()
+    kernels = device_kernels(run, times) if on_gpu else host_operators(run, times)
+    return sorted(kernels, key=lambda kernel: -kernel.us)
+
+
+def host_operators(run: Any, times: int) -> list[Kernel]:
     """Torch's operators, without those that they call."""
     return [
-        Kernel(event.key, event.count / PROFILED_STEPS, event.self_cpu_time_total / PROFILED_STEPS)
+        Kernel(event.key, event.count / times, event.self_cpu_time_total / times)
         for event in run.key_averages()
         if event.self_cpu_time_total
     ]
 
 
-def device_kernels(run: Any) -> list[Kernel]:
+def device_kernels(run: Any, times: int) -> list[Kernel]:
     """The kernels and copies of a GPU."""
     ran = [
         (event.time_range.start, event.time_range.end, event.name)
         for event in run.events()
         if event.device_type.name == "CUDA"
     ]
-    times: dict[str, list[float]] = {}
+    by_name: dict[str, list[float]] = {}
     busy_until = 0.0
     for start, end, name in sorted(ran):
-        times.setdefault(name, []).append(max(end - max(start, busy_until), 0.0))
+        by_name.setdefault(name, []).append(max(end - max(start, busy_until), 0.0))
         busy_until = max(busy_until, end)
-    return [
-        Kernel(name, len(each) / PROFILED_STEPS, sum(each) / PROFILED_STEPS)
-        for name, each in times.items()
-    ]
+    return [Kernel(name, len(each) / times, sum(each) / times) for name, each in by_name.items()]

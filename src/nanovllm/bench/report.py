@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from nanovllm.bench.kernels import KernelRun
+from nanovllm.bench.kernels import Kernel, KernelRun
 from nanovllm.bench.peers import PeerRun
+from nanovllm.bench.prefill import PrefillRun
 from nanovllm.bench.profiles import LatencyRun, OnlineRun, ThroughputRun
 from nanovllm.bench.recorder import StepRecord
 from nanovllm.bench.roofline import DeviceRates
@@ -30,6 +31,7 @@ class Report:
     latency: list[LatencyRun] = field(default_factory=list)
     online: list[OnlineRun] = field(default_factory=list)
     kernels: list[KernelRun] = field(default_factory=list)
+    prefill: PrefillRun | None = None
     peers: list[PeerRun] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -50,6 +52,7 @@ class Report:
             "latency": [asdict(run) | {"median_ms": run.median_ms} for run in self.latency],
             "online": [_without_records(run) | run.milliseconds() for run in self.online],
             "kernels": [asdict(run) for run in self.kernels],
+            "prefill": self.prefill and asdict(self.prefill) | self._matmul_shares(self.prefill),
             "peers": [asdict(run) for run in self.peers],
         }
 
@@ -72,8 +75,11 @@ class Report:
         ):
             if runs:
                 console.print(table())
-        for kernels in self.kernels:
-            console.print(_kernel_table(kernels))
+        for run in self.kernels:
+            title = f"A decode step of {run.batch_size} x {run.context_len} tokens"
+            console.print(_kernel_table(title, run.kernels))
+        if self.prefill:
+            console.print(self._prefill_table(self.prefill))
         if self.rates:
             console.print(
                 f"roofline from {self.rates.copy / 1e12:.3g} TB/s copied and "
@@ -125,11 +131,26 @@ class Report:
             )
         return table
 
+    def _matmul_shares(self, run: PrefillRun) -> dict[str, float]:
+        assert self.rates is not None, "measured for every prefill"
+        return {
+            "matmul_share": run.matmul_share(self.rates),
+            "matmul_share_without_attention": run.matmul_share(self.rates, attention=False),
+        }
 
-def _kernel_table(run: KernelRun) -> Table:
-    title = f"A decode step of {run.batch_size} x {run.context_len} tokens: {run.us:,.0f} us"
-    table = _table(title, "kernel", "calls", "us")
-    for kernel in run.kernels:
+    def _prefill_table(self, run: PrefillRun) -> Table:
+        whole, weights = self._matmul_shares(run).values()
+        title = (
+            f"A prefill of {run.num_prompts} x {run.prompt_len} tokens: {whole:.0%} of the rate of "
+            f"a product, {weights:.0%} without attention's own"
+        )
+        return _kernel_table(title, run.kernels)
+
+
+def _kernel_table(title: str, kernels: list[Kernel]) -> Table:
+    us = sum(kernel.us for kernel in kernels)
+    table = _table(f"{title}: {us:,.0f} us", "kernel", "calls", "us")
+    for kernel in kernels:
         name = kernel.name if len(kernel.name) <= 60 else kernel.name[:57] + "..."
         table.add_row(escape(name), f"{kernel.count:g}", f"{kernel.us:,.1f}")
     return table

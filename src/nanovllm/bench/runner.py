@@ -10,6 +10,7 @@ from typing import Any, get_args
 from nanovllm.bench.kernels import run_kernels
 from nanovllm.bench.machine import machine_info
 from nanovllm.bench.peers import Peer, PeerRun
+from nanovllm.bench.prefill import run_prefill
 from nanovllm.bench.profiles import (
     LATENCY_PROMPT_LEN,
     LATENCY_STEPS,
@@ -33,9 +34,10 @@ from nanovllm.config import Policy
 from nanovllm.llm import LLM
 from nanovllm.models.model_config import ModelConfig
 
-PROFILES = ("throughput", "latency", "online", "kernels")
+PROFILES = ("throughput", "latency", "online", "kernels", "prefill")
 MIN_MODEL_LEN = 4096
 DEFAULT_LOAD = 0.8
+PREFILL_PROMPTS, PREFILL_LEN = 16, 1024
 
 Say = Callable[[str], None]
 
@@ -47,7 +49,8 @@ class Plan:
     Args:
         profiles: some of `PROFILES`.
         seeds: of the workloads of throughput and online.
-        num_requests, max_len: of the workload; its own numbers are the defaults.
+        num_requests, max_len: of the workload; its own numbers are the defaults. Prompts of prefill
+            are 16 of 1,024 tokens, or of `max_len` if that is less.
         batch_sizes: of latency and kernels.
         prompt_len: of the same; None is 512, but no more than `max_len`.
         latency_steps: that are timed.
@@ -110,7 +113,11 @@ def run_bench(options: Mapping[str, Any], plan: Plan, say: Say = lambda text: No
         for policy in _policies(engine, plan):
             say(f"nanovllm, {policy}: loading")
             with LLM(model, **engine | {"scheduling_policy": policy}) as llm:
-                _run_engine(llm, plan, report, say, offline=policy == _policies(engine, plan)[0])
+                warm_up(llm, plan.max_len)
+                if policy == _policies(engine, plan)[0]:
+                    _run_offline(llm, plan, report, say)
+                if "online" in plan.profiles:
+                    _run_online(llm, plan, report, say)
         config = ModelConfig.from_pretrained(model)
         model_len = min(engine["max_model_len"], config.max_position_embeddings)
         for peer in plan.peers:
@@ -133,32 +140,37 @@ def _policies(engine: Mapping[str, Any], plan: Plan) -> list[str]:
     return [chosen, *(policy for policy in get_args(Policy) if policy != chosen)]
 
 
-def _run_engine(llm: LLM, plan: Plan, report: Report, say: Say, *, offline: bool) -> None:
-    warm_up(llm, plan.max_len)
+def _run_offline(llm: LLM, plan: Plan, report: Report, say: Say) -> None:
     vocab_size = llm.model_config.vocab_size
-    if offline and "throughput" in plan.profiles:
+    if {"throughput", "prefill"} & set(plan.profiles):
         report.rates = measure_rates(llm.model_runner.device, llm.model_runner.dtype)
+    if "throughput" in plan.profiles:
         for seed in plan.seeds:
             say(f"nanovllm: throughput, seed {seed}")
             work = plan.workload(seed, vocab_size)
             report.throughput.append(run_throughput(llm, work, seed, report.rates))
-    if offline and "latency" in plan.profiles:
+    if "latency" in plan.profiles:
         for batch_size in plan.batch_sizes:
             say(f"nanovllm: latency, batch {batch_size}")
             report.latency.append(
                 run_latency(llm, batch_size, plan.latency_prompt_len, plan.latency_steps)
             )
-    if offline and "kernels" in plan.profiles:
+    if "kernels" in plan.profiles:
         for batch_size in plan.batch_sizes:
             say(f"nanovllm: kernels, batch {batch_size}")
             report.kernels.append(run_kernels(llm, batch_size, plan.latency_prompt_len))
-    if "online" in plan.profiles:
-        policy = llm.config.scheduling_policy
-        for rate in plan.rates or [_default_rate(llm, plan, report)]:
-            for seed in plan.seeds:
-                say(f"nanovllm, {policy}: online, seed {seed}, {rate:.3g} requests a second")
-                work = plan.workload(seed, vocab_size)
-                report.online.append(run_online(llm, work, seed, rate))
+    if "prefill" in plan.profiles:
+        say("nanovllm: prefill")
+        report.prefill = run_prefill(llm, PREFILL_PROMPTS, min(PREFILL_LEN, plan.max_len))
+
+
+def _run_online(llm: LLM, plan: Plan, report: Report, say: Say) -> None:
+    policy = llm.config.scheduling_policy
+    for rate in plan.rates or [_default_rate(llm, plan, report)]:
+        for seed in plan.seeds:
+            say(f"nanovllm, {policy}: online, seed {seed}, {rate:.3g} requests a second")
+            work = plan.workload(seed, llm.model_config.vocab_size)
+            report.online.append(run_online(llm, work, seed, rate))
 
 
 def _default_rate(llm: LLM, plan: Plan, report: Report) -> float:

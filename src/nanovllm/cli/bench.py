@@ -1,4 +1,4 @@
-"""`nanovllm bench`: throughput, latency and online profiles, peers beside them."""
+"""`nanovllm bench`: profiles of this engine, some of them of peers beside it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class OutputOptions:
 def bench(
     profiles: Annotated[
         list[str] | None,
-        typer.Argument(help="Some of throughput (default), latency, online, kernels."),
+        typer.Argument(help="Some of throughput (default), latency, online, kernels, prefill."),
     ] = None,
     *,
     work: WorkOptions,
@@ -103,6 +103,7 @@ def bench(
     roofline. Latency: ms a decode step. Online:
     Poisson arrivals under both policies, time to first token (ttft) and per
     later token (tpot). Kernels: what one decode step runs on the device.
+    Prefill: the same of 16 x 1,024 tokens, and its share of the matmul rate.
     """
     console = stderr()
     with usage_errors(), console.status("importing") as status:
