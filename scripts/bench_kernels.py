@@ -39,6 +39,7 @@ from nanovllm.kernels.qk_norm_rope_store import qk_norm_rope_store
 from nanovllm.kernels.rms_norm import add_rms_norm, rms_norm
 from nanovllm.kernels.sample import sample
 from nanovllm.kernels.silu_and_mul import silu_and_mul
+from nanovllm.kernels.small_linear import small_linear
 from nanovllm.kernels.store_kvcache import store_kvcache
 
 HIDDEN, MLP, VOCAB = 1024, 3072, 151_936
@@ -51,15 +52,17 @@ def line(name: str, us: float, num_bytes: float, copy: float, *notes: str) -> No
 
 
 def bench_decode(pool: torch.Tensor, copy: float) -> None:
+    """FlashAttention has no fp8 cache, and pages of 256 only."""
+    dtype = "fp8 " if pool.itemsize == 1 else ""
     for name, lengths in DECODE_ROWS.items():
         for page in (16, 32, 256):
             case = Attention(pool, page, lengths)
             us = microseconds(case.decode())
             notes = []
-            if page == 256 and has_flash_attn():
+            if page == 256 and not dtype and has_flash_attn():
                 flash = microseconds(case.flash_decode())
                 notes.append(f"FA2 {flash:.1f} us, {case.num_bytes / flash / 1e6:.2f} TB/s")
-            line(f"paged_decode {name}, page {page}", us, case.num_bytes, copy, *notes)
+            line(f"paged_decode {dtype}{name}, page {page}", us, case.num_bytes, copy, *notes)
 
 
 def bench_prefill(pool: torch.Tensor) -> None:
@@ -155,6 +158,29 @@ def head_cases(batch: int, pool: torch.Tensor) -> Iterator[Case]:
     )
 
 
+def product_cases() -> Iterator[Case]:
+    """Those of one row, which read each weight once."""
+    for name, inputs, outputs in (
+        ("qkv", HIDDEN, (HEADS + 2 * KV_HEADS) * DIM),
+        ("o", HEADS * DIM, HIDDEN),
+        ("gate and up", HIDDEN, 2 * MLP),
+        ("down", MLP, HIDDEN),
+        ("head", HIDDEN, VOCAB),
+    ):
+
+        def make(
+            product: Callable[..., object], inputs: int = inputs, outputs: int = outputs
+        ) -> Call:
+            return partial(product, randn(1, inputs), randn(outputs, inputs))
+
+        yield Case(
+            f"small_linear, {name}",
+            inputs * outputs,
+            partial(make, small_linear),
+            partial(make, F.linear),
+        )
+
+
 def sample_case(batch: int) -> Case:
     seats = torch.arange(batch, dtype=torch.int32, device=DEVICE)
     rows = (
@@ -179,6 +205,8 @@ def bench_small(pool: torch.Tensor, copy: float, batch: int) -> None:
     cases = [*stream_cases(batch), *head_cases(batch, pool)]
     if batch <= 256:
         cases.append(sample_case(batch))
+    if batch == 1:
+        cases += product_cases()
     for case in cases:
         num_bytes = 2.0 * case.values * batch
         us, peer = (microseconds(rotate(make, num_bytes)) for make in (case.make, case.peer))
@@ -200,6 +228,7 @@ def main() -> None:
     copy = measure_rates(torch.device(DEVICE), torch.bfloat16).copy / 1e12
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; a copy: {copy:.2f} TB/s")
     bench_decode(pool, copy)
+    bench_decode(pool.to(torch.float8_e4m3fn), copy)
     bench_prefill(pool)
     for batch in (1, 8, 256, 16_384):
         bench_small(pool, copy, batch)

@@ -88,7 +88,7 @@ class Attention:
 
     @property
     def num_bytes(self) -> int:
-        return 4 * KV_HEADS * DIM * sum(self.lengths)
+        return 2 * self.pool.itemsize * KV_HEADS * DIM * sum(self.lengths)
 
     @cached_property
     def caches(self) -> tuple[torch.Tensor, torch.Tensor]:

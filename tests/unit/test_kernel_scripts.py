@@ -7,6 +7,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from nanovllm import LLM
+
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 POOL_TOKENS = 512
 
@@ -34,7 +36,10 @@ def test_attention(scripts: tuple[ModuleType, ModuleType]) -> None:
     timing, _ = scripts
     pool = timing.randn(2, POOL_TOKENS, timing.KV_HEADS, timing.DIM)
     case = timing.Attention(pool, 16, [20, 1])
-    for call in (case.decode()[0], case.decode(3)[0], case.prefill([2, 1])[0]):
+    fp8 = timing.Attention(pool.to(torch.float8_e4m3fn), 16, [20, 1])
+    assert 2 * fp8.num_bytes == case.num_bytes
+    calls = case.decode()[0], case.decode(3)[0], case.prefill([2, 1])[0], fp8.decode()[0]
+    for call in calls:
         assert call().shape[1:] == (timing.HEADS, timing.DIM)
 
 
@@ -42,7 +47,20 @@ def test_the_kernels_beside_it(scripts: tuple[ModuleType, ModuleType]) -> None:
     timing, bench = scripts
     pool = timing.randn(2, POOL_TOKENS, timing.KV_HEADS, timing.DIM)
     cases = [*bench.stream_cases(2), *bench.head_cases(2, pool), bench.sample_case(2)]
+    cases += list(bench.product_cases())[-1:]
     for case in cases:
         case.make()()
         case.peer()()
-    assert len(cases) == 6
+    assert len(cases) == 7
+
+
+def test_a_decode_step_with_filters(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.delitem(sys.modules, "bench_filters", raising=False)
+    import bench_filters
+
+    monkeypatch.setattr(bench_filters, "PROMPT_LEN", 4)
+    monkeypatch.setattr(bench_filters, "STEPS", 2)
+    with LLM(checkpoint, skip_tokenizer=True, num_kvcache_blocks=64, max_num_seqs=8) as llm:
+        for filters in bench_filters.FILTERS.values():
+            assert bench_filters.step_ms(llm, 2, filters) > 0
