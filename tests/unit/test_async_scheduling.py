@@ -148,6 +148,20 @@ def test_a_stop_that_is_known_only_when_the_next_step_is_planned(
         assert run(checkpoint, work) == expected
 
 
+@pytest.mark.spec("API-5", "SCH-13")
+@pytest.mark.parametrize("extra", [{}, {"logprobs": 1}, {"repetition_penalty": 1.2}])
+def test_a_call_lands_one_step(checkpoint: Path, extra: dict[str, Any]) -> None:
+    """Also where a step has to wait for the tokens of the one before, which the host draws."""
+    params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, **extra)
+    with ahead(), LLM(checkpoint, **SIZES, num_kvcache_blocks=32) as llm:
+        for prompt in ("abc", "cab"):
+            llm.add_request(prompt, params)
+        rows = []
+        while not llm.is_finished():
+            rows.append(llm.step().num_rows)
+        assert rows == [2] * 9
+
+
 @pytest.mark.spec("SCH-13")
 @pytest.mark.parametrize("after", range(5))
 def test_an_abort_with_a_step_in_flight(checkpoint: Path, after: int) -> None:

@@ -25,20 +25,25 @@ class StepPipeline:
         self._flights: deque[tuple[ScheduledStep, PendingStep]] = deque()
 
     def advance(self) -> ScheduledStep:
-        """Launch what may be in flight, then land the first step; an empty one if none is."""
+        """Launch what may be in flight, and land one step, the first; an empty one if none is."""
         self._fail_left_behind()
-        while len(self._flights) < self.scheduler.config.max_steps_in_flight:
+        landed = None
+        while landed is None and len(self._flights) < self.scheduler.config.max_steps_in_flight:
             step = self.scheduler.schedule()
             self.model_runner.forget(step.preempted)
             if not step.rows:
                 break
-            self._launch(step)
-        return self._land() if self._flights else step
+            landed = self._launch(step)
+        if landed is None and self._flights:
+            landed = self._land()
+        return step if landed is None else landed
 
-    def land_all(self) -> None:
-        """Wait for all steps in flight."""
+    def land_all(self) -> ScheduledStep | None:
+        """Wait for all steps in flight; the last of them."""
+        landed = None
         while self._flights:
-            self._land()
+            landed = self._land()
+        return landed
 
     def clear(self) -> None:
         """Forget all steps in flight."""
@@ -53,9 +58,11 @@ class StepPipeline:
         for step in left_behind:
             self._fail(step, "interrupted")
 
-    def _launch(self, step: ScheduledStep) -> None:
+    def _launch(self, step: ScheduledStep) -> ScheduledStep | None:
+        """The step that had to land first, if one had to."""
+        landed = None
         if self._flights and self.model_runner.needs_last_tokens(step):
-            self.land_all()
+            landed = self.land_all()
         try:
             pending = self.model_runner.launch(step)
         except BaseException as error:
@@ -63,6 +70,7 @@ class StepPipeline:
             self._fail_for(step, error)
         else:
             self._flights.append((step, pending))
+        return landed
 
     def _land(self) -> ScheduledStep:
         step, pending = self._flights[0]
