@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from nanovllm.cli import build_app
 from nanovllm.gate.suite import GateError, Suite, counts_of
+from nanovllm.gate.worktree import worktree
 
 pytestmark = pytest.mark.spec("PRF-2")
 
@@ -198,11 +199,21 @@ def test_a_planted_slowdown_is_red_against_the_commit_before(
     assert (code, "RED" in output) == (1, True)
 
 
+def test_a_base_that_is_the_tree_itself_is_red(tree: Path) -> None:
+    """Not if something was changed and not committed."""
+    commit(tree)
+    with pytest.raises(GateError, match="'HEAD' is this tree itself"), worktree("HEAD", tree):
+        pass
+    (tree / "new.py").write_text("")
+    with worktree("HEAD", tree) as old:
+        assert not (old / "new.py").exists()
+
+
 def test_a_planted_hash_is_red_until_the_baseline_is_updated(tree: Path) -> None:
     arguments = ("counts", "--suite", "counting", "--package", "tiny", "--tree", str(tree))
     assert run_gate(*arguments)[0] == 1, "without a baseline"
     assert run_gate(*arguments, "--update")[0] == 0
-    assert run_gate(*arguments) == (0, "1 counts are as before\ngate: green\n")
+    assert run_gate(*arguments) == (0, "1 count is as before\ngate: green\n")
     (tree / "counting" / "test_counts.py").write_text(counting(33))
     code, output = run_gate(*arguments)
     assert code == 1

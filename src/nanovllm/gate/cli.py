@@ -114,5 +114,6 @@ def counts(
     if wrong:
         typer.echo("If that is meant, run it again with --update and commit the baseline.")
     else:
-        typer.echo(f"{sum(map(len, expected.values()))} counts are as before")
+        number = sum(map(len, expected.values()))
+        typer.echo(f"{number} {'count is' if number == 1 else 'counts are'} as before")
     _end(not wrong)

@@ -15,8 +15,12 @@ from nanovllm.gate.suite import GateError
 def worktree(revision: str, directory: Path) -> Iterator[Path]:
     """The directory as it was in a revision, in a work tree that is removed afterwards.
 
-    GateError if there is no such revision.
+    GateError if there is no such revision, and if the directory is what it was there: compared with
+    itself, everything is green.
     """
+    same = _git(directory, "rev-parse", f"{revision}^0") == _git(directory, "rev-parse", "HEAD")
+    if same and not _git(directory, "status", "--porcelain", "."):
+        raise GateError(f"the base {revision!r} is this tree itself; after a push it is HEAD~1")
     with tempfile.TemporaryDirectory() as folder:
         top = Path(folder).resolve() / "base"
         inside = _git(directory, "rev-parse", "--show-prefix")
