@@ -79,9 +79,10 @@ def compiling() -> Iterator[None]:
     """In the block kernels that are launched do not run: they are compiled, all side by side.
 
     So is what launches each, by a C compiler; else that is done at its first launch, one by one.
+    The interpreter compiles nothing: there they run.
     """
     if INTERPRETED:
-        yield  # nothing is compiled there: they run
+        yield
         return
     device = torch.cuda.current_device()
     with ThreadPoolExecutor(initializer=torch.cuda.set_device, initargs=(device,)) as executor:
