@@ -9,33 +9,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
+from ahead_or_not import (
+    ALPHABET,
+    KINDS,
+    SIZES,
+    assert_same,
+    late_runners,
+    make_flat_checkpoint,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from late_runner import LateRunner
-from tiny_models import make_checkpoint
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.config import Config
-from nanovllm.layers.torch_attention import TorchBackend
-from nanovllm.models.model_config import ModelConfig
 from nanovllm.outputs import RequestOutput
 
-ALPHABET = "abc"
-LETTERS = tuple("efghijklmnopqrstuvwxyz")
 NUM_BLOCKS = 10
-EXTRAS: list[dict[str, Any]] = [
-    {},
-    {"temperature": 0.0},
-    {"stop": LETTERS},
-    {"stop": LETTERS, "repetition_penalty": 1.3},
-    {"stop_token_ids": tuple(range(120))},
-    {"n": 2},
-    {"top_k": 5},
-    {"min_tokens": 1},
-    {"logprobs": 1},
-    {"ignore_eos": True},
-]
+MORE_KINDS = [*KINDS, {"stop_token_ids": tuple(range(120))}]
 
 
 class Add(NamedTuple):
@@ -64,7 +53,7 @@ Event = Add | Steps | Abort | Fail
 
 @st.composite
 def additions(draw: st.DrawFn) -> Add:
-    values = {"temperature": 2.0, **draw(st.sampled_from(EXTRAS))}
+    values = {"temperature": 2.0, **draw(st.sampled_from(MORE_KINDS))}
     return Add(
         draw(st.text(ALPHABET, min_size=1, max_size=14)),
         SamplingParams(
@@ -88,10 +77,7 @@ STORIES = st.lists(
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its logits are flat enough that draws at temperature 2 hit the eos and the stop strings."""
-    return make_checkpoint(
-        tmp_path_factory.mktemp("model"), scale=0.3, eos_token_id=[97, 40], tokenizer=True
-    )
+    return make_flat_checkpoint(tmp_path_factory.mktemp("model"))
 
 
 class Told(NamedTuple):
@@ -104,17 +90,8 @@ class Told(NamedTuple):
 
 def replay(checkpoint: Path, story: list[Event], ahead: int, **options: Any) -> Told:
     """Step by step to the end; nothing may be lost."""
-    runners: list[LateRunner] = []
-
-    def make(config: Config, model_config: ModelConfig) -> LateRunner:
-        runners.append(LateRunner(config, model_config, TorchBackend(), torch.device("cpu")))
-        runners[0].steps_ahead = ahead
-        return runners[0]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nanovllm.engine.llm_engine.make_runner", make)
-        sizes = {"kvcache_block_size": 4, "max_model_len": 64, "max_num_seqs": 4, "seed": 0}
-        llm = LLM(checkpoint, num_kvcache_blocks=NUM_BLOCKS, **sizes, **options)
+    with late_runners(ahead) as runner:
+        llm = LLM(checkpoint, num_kvcache_blocks=NUM_BLOCKS, **SIZES, **options)
     ids: list[int] = []
     outputs: dict[int, RequestOutput] = {}
     num_in_flight = 0
@@ -128,8 +105,8 @@ def replay(checkpoint: Path, story: list[Event], ahead: int, **options: Any) -> 
                     llm.abort_request(ids[-1 - age])
                 case Fail(at_launch):
                     where = "fail_launch" if at_launch else "fail_result"
-                    failing = getattr(runners[0], where) | {llm.scheduler.stats.num_steps}
-                    setattr(runners[0], where, failing)
+                    failing = getattr(runner, where) | {llm.scheduler.stats.num_steps}
+                    setattr(runner, where, failing)
                     num_in_flight += len(llm.scheduler.in_flight)
                 case Steps(count):
                     for _ in range(count):
@@ -143,17 +120,6 @@ def replay(checkpoint: Path, story: list[Event], ahead: int, **options: Any) -> 
         assert not llm.scheduler.in_flight
     assert sorted(outputs) == ids
     return Told(outputs, num_in_flight, stats.num_preemptions)
-
-
-def assert_same(one: RequestOutput, other: RequestOutput) -> None:
-    cut_short = {"abort", "error"} & {s.finish_reason for o in (one, other) for s in o.samples}
-    for a, b in zip(one.samples, other.samples, strict=True):
-        if cut_short:
-            shared = min(len(a.token_ids), len(b.token_ids))
-            assert a.token_ids[:shared] == b.token_ids[:shared]
-        else:
-            told = [(s.token_ids, s.text, s.finish_reason) for s in (a, b)]
-            assert told[0] == told[1]
 
 
 @pytest.mark.spec("SCH-12a", "SCH-12b", "SCH-12c", "SCH-13", "SCH-15", "SCH-8", "STP-3a")

@@ -2,70 +2,27 @@
 
 import json
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from late_runner import LateRunner
-from tiny_models import make_checkpoint
+from ahead_or_not import ALPHABET, KINDS, SIZES, late_runners, make_flat_checkpoint
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.config import Config
 from nanovllm.conformance.log import check_log
 from nanovllm.conformance.verdicts import Outcome
-from nanovllm.layers.torch_attention import TorchBackend
-from nanovllm.models.model_config import ModelConfig
 from nanovllm.outputs import RequestOutput
-
-ALPHABET = "abc"
-LETTERS = list("efghijklmnopqrstuvwxyz")
-SIZES = {"kvcache_block_size": 4, "max_model_len": 64, "max_num_seqs": 4, "seed": 0}
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its logits are flat enough that draws at temperature 2 hit the eos and the stop strings."""
-    return make_checkpoint(
-        tmp_path_factory.mktemp("model"), scale=0.3, eos_token_id=[97, 40], tokenizer=True
-    )
-
-
-@contextmanager
-def ahead() -> Iterator[type[LateRunner]]:
-    """Engines made within have a runner that is late; yields its class, a new one each time."""
-
-    class Runner(LateRunner):
-        pass
-
-    def make(config: Config, model_config: ModelConfig) -> LateRunner:
-        return Runner(config, model_config, TorchBackend(), torch.device("cpu"))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nanovllm.engine.llm_engine.make_runner", make)
-        yield Runner
+    return make_flat_checkpoint(tmp_path_factory.mktemp("model"))
 
 
 def random_request(rng: random.Random) -> tuple[str, SamplingParams]:
     prompt = "".join(rng.choices(ALPHABET, k=rng.choice([1, 3, 4, 5, 8, 13, 30])))
-    extras: list[dict[str, Any]] = [
-        {},
-        {},
-        {"temperature": 0.0},
-        {"stop": LETTERS},
-        {"stop": LETTERS, "logprobs": 1},
-        {"stop": LETTERS, "repetition_penalty": 1.3},
-        {"n": 2},
-        {"top_k": 5},
-        {"repetition_penalty": 1.3},
-        {"min_tokens": 1},
-        {"logprobs": 1},
-        {"ignore_eos": True},
-    ]
-    chosen = {"temperature": 2.0, "max_tokens": rng.choice([1, 3, 5, 17]), **rng.choice(extras)}
+    chosen = {"temperature": 2.0, "max_tokens": rng.choice([1, 3, 5, 17]), **rng.choice(KINDS)}
     return prompt, SamplingParams(seed=rng.randrange(100), **chosen)
 
 
@@ -104,7 +61,7 @@ def test_the_same_requests_give_the_same(
     rng = random.Random(seed)
     work = [random_request(rng) for _ in range(12)]
     expected = run(checkpoint, work, **options)
-    with ahead():
+    with late_runners():
         assert run(checkpoint, work, **options) == expected
 
 
@@ -123,7 +80,7 @@ def test_blocks_that_run_short_with_a_step_in_flight_preempt_after_it(checkpoint
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     work = [(text, params) for text in ("abcabca", "bcabcab", "cabcabc")]
     tight = {"num_kvcache_blocks": 14}
-    with ahead():
+    with late_runners():
         with LLM(checkpoint, **SIZES | tight) as llm:
             llm.generate([p for p, _ in work], params, use_tqdm=False)
             assert llm.stats().num_preemptions > 0
@@ -144,7 +101,7 @@ def test_a_stop_that_is_known_only_when_the_next_step_is_planned(
     work = [("abc", stopped), ("cab", plain)]
     expected = run(checkpoint, work)
     assert expected[0][0][0] == tokens[: third + 1]
-    with ahead():
+    with late_runners():
         assert run(checkpoint, work) == expected
 
 
@@ -153,7 +110,7 @@ def test_a_stop_that_is_known_only_when_the_next_step_is_planned(
 def test_a_call_lands_one_step(checkpoint: Path, extra: dict[str, Any]) -> None:
     """Also where a step has to wait for the tokens of the one before, which the host draws."""
     params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, **extra)
-    with ahead(), LLM(checkpoint, **SIZES, num_kvcache_blocks=32) as llm:
+    with late_runners(), LLM(checkpoint, **SIZES, num_kvcache_blocks=32) as llm:
         for prompt in ("abc", "cab"):
             llm.add_request(prompt, params)
         rows = []
@@ -167,7 +124,7 @@ def test_a_call_lands_one_step(checkpoint: Path, extra: dict[str, Any]) -> None:
 def test_an_abort_with_a_step_in_flight(checkpoint: Path, after: int) -> None:
     params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
     alone = run(checkpoint, [("cab", params)])
-    with ahead(), LLM(checkpoint, **SIZES, num_kvcache_blocks=32) as llm:
+    with late_runners(), LLM(checkpoint, **SIZES, num_kvcache_blocks=32) as llm:
         gone, stays = llm.add_request("abc", params), llm.add_request("cab", params)
         outputs: dict[int, RequestOutput] = {}
         for step in range(40):
@@ -189,7 +146,7 @@ def test_a_step_that_fails_with_another_in_flight(
 ) -> None:
     params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
     expected = run(checkpoint, [("aab", params)])
-    with ahead() as runner, LLM(checkpoint, **SIZES, num_kvcache_blocks=32) as llm:
+    with late_runners() as runner, LLM(checkpoint, **SIZES, num_kvcache_blocks=32) as llm:
         setattr(runner, where, frozenset({number}))
         outputs = llm.generate(["abc", "cab"], params, use_tqdm=False)
         assert [o.finish_reason for o in outputs] == ["error"] * 2
@@ -201,7 +158,7 @@ def test_a_step_that_fails_with_another_in_flight(
 @pytest.mark.spec("API-8")
 def test_a_reset_waits_for_the_step_in_flight(checkpoint: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-    with ahead(), LLM(checkpoint, **SIZES, num_kvcache_blocks=32) as llm:
+    with late_runners(), LLM(checkpoint, **SIZES, num_kvcache_blocks=32) as llm:
         llm.add_request("abcabcabc", params)
         for _ in range(4):
             llm.step()
@@ -214,7 +171,7 @@ def test_a_reset_waits_for_the_step_in_flight(checkpoint: Path) -> None:
 def test_the_host_is_a_step_behind(checkpoint: Path) -> None:
     """Otherwise all of the above would show nothing."""
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-    with ahead(), LLM(checkpoint, **SIZES, num_kvcache_blocks=32) as llm:
+    with late_runners(), LLM(checkpoint, **SIZES, num_kvcache_blocks=32) as llm:
         llm.add_request("abc", params)
         llm.step()
         assert len(llm.scheduler.in_flight) == 1
@@ -227,7 +184,7 @@ def test_its_log_passes_the_suite(checkpoint: Path, tmp_path: Path, policy: str)
     rng = random.Random(1)
     work = [random_request(rng) for _ in range(16)]
     tight = {"num_kvcache_blocks": 16, "max_num_batched_tokens": 8, "scheduling_policy": policy}
-    with ahead():
+    with late_runners():
         run(checkpoint, work, trace=tmp_path / "log.jsonl", **tight)
     log = (tmp_path / "log.jsonl").read_text().splitlines()
     assert json.loads(log[0])["hello"]["ahead"] == 1
