@@ -16,16 +16,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from nanovllm import LLM
 from nanovllm.bench.machine import machine_info
 from nanovllm.bench.prefill import run_prefill
-from nanovllm.bench.profiles import (
-    LATENCY_PROMPT_LEN,
-    LATENCY_STEPS,
-    WARM_UP_STEPS,
-    ThroughputRun,
-    run_latency,
-    run_throughput,
-    warm_up,
-)
-from nanovllm.bench.roofline import ModelCosts, measure_rates
+from nanovllm.bench.profiles import ThroughputRun, run_latency, run_throughput, warm_up
+from nanovllm.bench.roofline import measure_rates
 from nanovllm.bench.workload import MAX_LEN, offline_workload
 
 pytestmark = pytest.mark.gpu
@@ -88,13 +80,10 @@ def test_steps_are_a_share_of_what_they_have_to_read_and_multiply(
     with LLM(qwen3, skip_tokenizer=True, max_model_len=4096) as llm:
         warm_up(llm, MAX_LEN)
         rates = measure_rates(llm.model_runner.device, llm.model_runner.dtype)
-        costs = ModelCosts.of(llm)
-        context = LATENCY_PROMPT_LEN + WARM_UP_STEPS + LATENCY_STEPS // 2
-        shares: dict[int, float] = {}
-        for size in MIN_STEP_SHARES:
-            floor_ms = 1e3 * (costs.weight_bytes + costs.kv_bytes * size * context) / rates.copy
-            shares[size] = floor_ms / run_latency(llm, size).median_ms
-        prefill = benchmark.pedantic(lambda: run_prefill(llm, 16, 1024), rounds=1)
+        shares = {
+            size: run_latency(llm, size, rates=rates).roofline_share for size in MIN_STEP_SHARES
+        }
+        prefill = benchmark.pedantic(lambda: run_prefill(llm), rounds=1)
     matmul_share = prefill.matmul_share(rates)
     benchmark.extra_info |= machine_info() | {"decode": shares, "prefill": matmul_share}
     print(f"\n{benchmark.extra_info}")

@@ -65,6 +65,7 @@ def test_all_profiles_in_tables_json_and_a_page(bench_args, tmp_path: Path) -> N
         assert run["tokens_per_second"] == run["num_output_tokens"] / run["seconds"]
         assert run["roofline_share"] > 0
     assert len(report["latency"][0]["step_ms"]) == 3
+    assert report["latency"][0]["roofline_share"] > 0
     online = [(run["policy"], run["seed"]) for run in report["online"]]
     assert online == [(policy, seed) for policy in ("prefill_first", "mixed") for seed in (0, 1)]
     assert all(run["ttft_p99"] >= run["ttft_p50"] > 0 for run in report["online"])

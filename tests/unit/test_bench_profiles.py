@@ -10,7 +10,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.bench import profiles
 from nanovllm.bench.kernels import Kernel, device_kernels
 from nanovllm.bench.prefill import PrefillRun, run_prefill
-from nanovllm.bench.profiles import run_latency, run_online, run_throughput, warm_up
+from nanovllm.bench.profiles import WARM_UP_STEPS, run_latency, run_online, run_throughput, warm_up
 from nanovllm.bench.recorder import Recorder
 from nanovllm.bench.roofline import DeviceRates, ModelCosts, floor_seconds
 from nanovllm.bench.workload import Workload, offline_workload
@@ -94,7 +94,12 @@ def test_a_run_that_loses_a_request_has_no_figures(
 
 
 def test_latency_times_full_batches_after_warm_up(llm: LLM) -> None:
-    run = run_latency(llm, batch_size=2, prompt_len=9, steps=5)
+    rates = DeviceRates(copy=1e9, matmul=1e18)
+    run = run_latency(llm, batch_size=2, prompt_len=9, steps=5, rates=rates)
+    costs, first = ModelCosts.of(llm), 9 + 1 + WARM_UP_STEPS
+    read = [costs.weight_bytes + costs.kv_bytes * 2 * (first + i) for i in range(5)]
+    assert run.floor_seconds == pytest.approx(sum(read) / 1e9)
+    assert run.roofline_share == pytest.approx(1e3 * run.floor_seconds / sum(run.step_ms))
     assert run.batch_size == 2
     assert len(run.step_ms) == 5
     assert 0 < min(run.step_ms) <= run.median_ms <= max(run.step_ms)

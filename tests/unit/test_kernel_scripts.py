@@ -7,8 +7,6 @@ from types import ModuleType
 import pytest
 import torch
 
-from nanovllm import LLM
-
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 POOL_TOKENS = 512
 
@@ -54,13 +52,17 @@ def test_the_kernels_beside_it(scripts: tuple[ModuleType, ModuleType]) -> None:
     assert len(cases) == 7
 
 
-def test_a_decode_step_with_filters(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decode_step_with_filters(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     monkeypatch.delitem(sys.modules, "bench_filters", raising=False)
     import bench_filters
 
     monkeypatch.setattr(bench_filters, "PROMPT_LEN", 4)
     monkeypatch.setattr(bench_filters, "STEPS", 2)
-    with LLM(checkpoint, skip_tokenizer=True, num_kvcache_blocks=64, max_num_seqs=8) as llm:
-        for filters in bench_filters.FILTERS.values():
-            assert bench_filters.step_ms(llm, 2, filters) > 0
+    monkeypatch.setattr(bench_filters, "BATCHES", (1, 3))
+    monkeypatch.setattr(sys, "argv", ["bench_filters.py", "--model", str(checkpoint)])
+    bench_filters.main()
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in (*bench_filters.FILTERS, "batch 1", "batch 3"))

@@ -9,6 +9,7 @@ from nanovllm.bench.roofline import DeviceRates, ModelCosts
 from nanovllm.bench.workload import batch_workload
 from nanovllm.llm import LLM
 
+NUM_PROMPTS, PROMPT_LEN = 16, 1024
 PROFILED_PREFILLS = 3
 
 
@@ -37,7 +38,9 @@ class PrefillRun:
         return flops / (rates.matmul * self.us / 1e6)
 
 
-def run_prefill(llm: LLM, num_prompts: int, prompt_len: int) -> PrefillRun:
+def run_prefill(
+    llm: LLM, num_prompts: int = NUM_PROMPTS, prompt_len: int = PROMPT_LEN
+) -> PrefillRun:
     """Profiles prompts that share nothing, after one prefill to warm up."""
     vocab_size = llm.model_config.vocab_size
     work = batch_workload(0, (1 + PROFILED_PREFILLS) * num_prompts, prompt_len, 1, vocab_size)

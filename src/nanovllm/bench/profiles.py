@@ -6,6 +6,7 @@ import statistics
 import time
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 from nanovllm.bench.recorder import Recorder, StepRecord, percentile
 from nanovllm.bench.roofline import DeviceRates, ModelCosts, floor_seconds
@@ -57,14 +58,23 @@ class ThroughputRun:
 
 @dataclass(frozen=True)
 class LatencyRun:
-    """Equal requests that decode together; `step_ms` of each decode step after warm-up."""
+    """Equal requests that decode together; `step_ms` of each decode step after warm-up.
+
+    Attributes:
+        floor_seconds: what these steps need at least by the roofline; None if not measured.
+    """
 
     batch_size: int
     step_ms: list[float] = field(repr=False)
+    floor_seconds: float | None = None
 
     @property
     def median_ms(self) -> float:
         return statistics.median(self.step_ms)
+
+    @property
+    def roofline_share(self) -> float | None:
+        return None if self.floor_seconds is None else 1e3 * self.floor_seconds / sum(self.step_ms)
 
 
 @dataclass(frozen=True)
@@ -130,20 +140,30 @@ def run_throughput(
 
 
 def run_latency(
-    llm: LLM, batch_size: int, prompt_len: int = LATENCY_PROMPT_LEN, steps: int = LATENCY_STEPS
+    llm: LLM,
+    batch_size: int,
+    prompt_len: int = LATENCY_PROMPT_LEN,
+    steps: int = LATENCY_STEPS,
+    rates: DeviceRates | None = None,
+    **sampling: Any,
 ) -> LatencyRun:
-    """Decode steps of a full batch, each from the end of the one before it."""
+    """Decode steps of a full batch, each from the end of the one before it.
+
+    `sampling` are parameters of `SamplingParams` beside those of the workload.
+    """
     llm.reset_prefix_cache()
     vocab_size = llm.model_config.vocab_size
     work = batch_workload(0, batch_size, prompt_len, WARM_UP_STEPS + steps + 1, vocab_size)
     recorder = Recorder(llm)
-    for prompt, params in zip(work.prompts, work.sampling_params(), strict=True):
+    for prompt, params in zip(work.prompts, work.sampling_params(**sampling), strict=True):
         llm.add_request(prompt, params)
     outputs = [output for step in recorder.run() for output in step.outputs]
     _check_complete(outputs, work)
-    ends = [r.end for r in recorder.records if r.num_decode_tokens == r.num_rows == batch_size]
-    ends = ends[WARM_UP_STEPS - 1 :]
-    return LatencyRun(batch_size, [1e3 * (end - begin) for begin, end in pairwise(ends)])
+    full = [r for r in recorder.records if r.num_decode_tokens == r.num_rows == batch_size]
+    timed = full[WARM_UP_STEPS - 1 :]
+    step_ms = [1e3 * (step.end - before.end) for before, step in pairwise(timed)]
+    floor = floor_seconds(timed[1:], ModelCosts.of(llm), rates) if rates else None
+    return LatencyRun(batch_size, step_ms, floor)
 
 
 def run_online(llm: LLM, workload: Workload, seed: int, rate: float) -> OnlineRun:

@@ -49,7 +49,10 @@ class Report:
                 }
                 for run in self.throughput
             ],
-            "latency": [asdict(run) | {"median_ms": run.median_ms} for run in self.latency],
+            "latency": [
+                asdict(run) | {"median_ms": run.median_ms, "roofline_share": run.roofline_share}
+                for run in self.latency
+            ],
             "online": [_without_records(run) | run.milliseconds() for run in self.online],
             "kernels": [asdict(run) for run in self.kernels],
             "prefill": self.prefill and asdict(self.prefill) | self._matmul_shares(self.prefill),

@@ -3,9 +3,9 @@
 A step reads every weight once and the keys and values of all positions that its rows attend to, and
 multiplies each token with each weight. Its floor is the longer of the two at the rates of a large
 copy and a large matrix product, which little on the device exceeds: reading alone may be a few
-percent faster than a copy, which also writes. The floor of a run is the sum
-over the steps it really did, so it holds for small pools that preempt, chunks, and any workload.
-Left out, and therefore to the run's disadvantage: activations, sampling, the products of attention.
+percent faster than a copy, which also writes. The floor of a run is the sum over the steps it
+really did, so it holds for small pools that preempt, chunks, and any workload. Left out, and
+therefore to the run's disadvantage: activations, sampling, the products of attention.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from nanovllm.bench.kernels import run_kernels
 from nanovllm.bench.machine import machine_info
 from nanovllm.bench.peers import Peer, PeerRun
-from nanovllm.bench.prefill import run_prefill
+from nanovllm.bench.prefill import PROMPT_LEN, run_prefill
 from nanovllm.bench.profiles import (
     LATENCY_PROMPT_LEN,
     LATENCY_STEPS,
@@ -37,7 +37,6 @@ from nanovllm.models.model_config import ModelConfig
 PROFILES = ("throughput", "latency", "online", "kernels", "prefill")
 MIN_MODEL_LEN = 4096
 DEFAULT_LOAD = 0.8
-PREFILL_PROMPTS, PREFILL_LEN = 16, 1024
 
 Say = Callable[[str], None]
 
@@ -152,16 +151,15 @@ def _run_offline(llm: LLM, plan: Plan, report: Report, say: Say) -> None:
     if "latency" in plan.profiles:
         for batch_size in plan.batch_sizes:
             say(f"nanovllm: latency, batch {batch_size}")
-            report.latency.append(
-                run_latency(llm, batch_size, plan.latency_prompt_len, plan.latency_steps)
-            )
+            lengths = plan.latency_prompt_len, plan.latency_steps
+            report.latency.append(run_latency(llm, batch_size, *lengths, report.rates))
     if "kernels" in plan.profiles:
         for batch_size in plan.batch_sizes:
             say(f"nanovllm: kernels, batch {batch_size}")
             report.kernels.append(run_kernels(llm, batch_size, plan.latency_prompt_len))
     if "prefill" in plan.profiles:
         say("nanovllm: prefill")
-        report.prefill = run_prefill(llm, PREFILL_PROMPTS, min(PREFILL_LEN, plan.max_len))
+        report.prefill = run_prefill(llm, prompt_len=min(PROMPT_LEN, plan.max_len))
 
 
 def _run_online(llm: LLM, plan: Plan, report: Report, say: Say) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 from nanovllm.sampling_params import SamplingParams
 
@@ -28,10 +29,10 @@ class Workload:
     def num_output_tokens(self) -> int:
         return sum(self.max_tokens)
 
-    def sampling_params(self) -> list[SamplingParams]:
-        """One of each request."""
+    def sampling_params(self, **others: Any) -> list[SamplingParams]:
+        """One of each request, with these other parameters of `SamplingParams`."""
         return [
-            SamplingParams(temperature=TEMPERATURE, max_tokens=count, ignore_eos=True)
+            SamplingParams(temperature=TEMPERATURE, max_tokens=count, ignore_eos=True, **others)
             for count in self.max_tokens
         ]
 
