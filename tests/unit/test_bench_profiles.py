@@ -1,6 +1,6 @@
 """Profiles on a tiny engine: what is counted must be what was done."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,7 +8,7 @@ import pytest
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.bench import profiles
-from nanovllm.bench.kernels import Kernel, device_kernels
+from nanovllm.bench.kernels import Kernel, device_kernels, run_kernels
 from nanovllm.bench.prefill import PrefillRun, run_prefill
 from nanovllm.bench.profiles import WARM_UP_STEPS, run_latency, run_online, run_throughput, warm_up
 from nanovllm.bench.recorder import Recorder
@@ -170,6 +170,28 @@ def test_a_kernel_that_waits_for_another_takes_no_time() -> None:
         "second": (1 / steps, 6 / steps),
         "inside": (1 / steps, 0),
     }
+
+
+@pytest.mark.spec("PRF-1")
+@pytest.mark.parametrize(
+    "profile",
+    [
+        lambda llm, work: run_throughput(llm, work, 0),
+        lambda llm, work: run_latency(llm, 3, prompt_len=40, steps=2),
+        lambda llm, work: run_online(llm, work, 0, rate=1e6),
+        lambda llm, work: run_kernels(llm, 3, prompt_len=40),
+        lambda llm, work: run_prefill(llm, num_prompts=3, prompt_len=40),
+    ],
+    ids=["throughput", "latency", "online", "kernels", "prefill"],
+)
+def test_profiles_find_nothing_cached_that_ran_before(
+    profile: Callable[[LLM, Workload], object], llm: LLM, work: Workload
+) -> None:
+    """Prompts of a seed are the same in every run, and those of other lengths begin like them."""
+    profile(llm, work)
+    before = llm.stats()
+    profile(llm, work)
+    assert llm.stats().num_cached_tokens == before.num_cached_tokens
 
 
 @pytest.mark.spec("PRF-1")

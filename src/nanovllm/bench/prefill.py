@@ -42,6 +42,7 @@ def run_prefill(
     llm: LLM, num_prompts: int = NUM_PROMPTS, prompt_len: int = PROMPT_LEN
 ) -> PrefillRun:
     """Profiles prompts that share nothing, after one prefill to warm up."""
+    llm.reset_prefix_cache()
     vocab_size = llm.model_config.vocab_size
     work = batch_workload(0, (1 + PROFILED_PREFILLS) * num_prompts, prompt_len, 1, vocab_size)
     requests = list(zip(work.prompts, work.sampling_params(), strict=True))
