@@ -1,6 +1,6 @@
 """A linear layer for one row: bound by the bytes of the weights, so read them once.
 
-There cuBLAS reaches a fifth to a half of the memory's bandwidth. Here a program takes one or two
+There cuBLAS reaches a tenth to a half of the memory's bandwidth. Here a program takes one or two
 output columns and the whole input, so that all its loads are in flight before the first is used;
 and the weights, which no kernel writes, are on their way before the input is there.
 """
@@ -35,7 +35,7 @@ def small_config(out_features: int) -> SmallConfig:
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """`x @ weight.T + bias` by whichever is faster: one row here, any other number by a library."""
+    """`x @ weight.T + bias`: one row without a bias here, all else by a library."""
     if len(x) != 1 or bias is not None:
         return F.linear(x, weight, bias)
     return small_linear(x, weight)
