@@ -1,14 +1,17 @@
 """The runner of CUDA on a CPU: kernels by their references, no graphs, and events that are past."""
 
+from collections.abc import Sequence
 from types import ModuleType
 
 import pytest
 import torch
 
 from nanovllm.config import Config
-from nanovllm.engine import cuda_buffers, cuda_runner, decode_state, device_sampler
+from nanovllm.engine import cuda_buffers, cuda_runner, decode_state, device_sampler, runners
 from nanovllm.engine.cuda_runner import CudaModelRunner
+from nanovllm.engine.decode_state import Seats, Taken
 from nanovllm.engine.model_runner import ModelRunner
+from nanovllm.engine.step import ScheduledRow
 from nanovllm.kernels.decode_inputs import decode_inputs_reference
 from nanovllm.kernels.keep_tokens import keep_tokens_reference, post_tokens_reference
 from nanovllm.kernels.sample import sample_reference
@@ -52,6 +55,28 @@ def run_on_cpu(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
 
 
+def put_on_cuda(patch: pytest.MonkeyPatch) -> None:
+    """Engines made from here on have it. Where two rows have one seat, a GPU may keep either."""
+    run_on_cpu(patch)
+    take = Seats.take
+
+    def take_different(seats: Seats, rows: Sequence[ScheduledRow], decodes: bool) -> Taken:
+        taken = take(seats, rows, decodes)
+        assert len(set(taken.seats.tolist())) == len(rows), taken.seats
+        return taken
+
+    patch.setattr(Seats, "take", take_different)
+    patch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    patch.setattr(runners, "build_runner", build_runner)
+
+
+def build_runner(
+    config: Config, model_config: ModelConfig, device: torch.device, tp: TensorParallel
+) -> ModelRunner:
+    backend = select_backend(config.attention_backend, device)
+    return CudaModelRunner(config, model_config, backend, device, tp)
+
+
 def draw_zeros(*arguments: torch.Tensor) -> None:
     arguments[-1].zero_()
 
@@ -63,5 +88,4 @@ def build_cuda_on_cpu(
     patch = pytest.MonkeyPatch()
     run_on_cpu(patch)
     patch.setattr(device_sampler, "sample", draw_zeros)
-    backend = select_backend(config.attention_backend, device)
-    return CudaModelRunner(config, model_config, backend, device, tp)
+    return build_runner(config, model_config, device, tp)

@@ -35,6 +35,7 @@ from nanovllm.kernels._triton import compiling
 from nanovllm.kernels.keep_tokens import _keep_tokens_kernel, keep_tokens
 from nanovllm.kernels.paged_decode import paged_decode
 from nanovllm.kernels.paged_prefill import paged_prefill
+from nanovllm.kernels.small_linear import HEAD
 from nanovllm.kernels.store_kvcache import store_kvcache, store_kvcache_reference
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -186,7 +187,11 @@ def test_a_cache_in_float8(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("sizes", [(4096, 1024), (1025, 3072), (2048, 1000)], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [(4096, 1024), (1025, 3072), (2048, 1000), (4099, 1000), (HEAD + 3, 1024), (HEAD + 1, 2300)],
+    ids=str,
+)
 def test_small_linear(sizes: tuple[int, int], dtype: torch.dtype) -> None:
     check_small_linear(*sizes, dtype)
 

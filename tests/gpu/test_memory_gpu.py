@@ -12,6 +12,8 @@ import torch
 from tiny_models import make_checkpoint
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.engine.cuda_runner import CudaModelRunner
+from nanovllm.engine.decode_graphs import graph_batch_sizes
 from nanovllm.engine.gpu_memory import SLACK_BYTES
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -82,6 +84,21 @@ def test_the_share_is_used_and_the_largest_step_fits_beside_it(checkpoint: Path)
         prompts = [[j % 40_000 for j in range(i, i + 64)] for i in range(64)]
         outputs = llm.generate(prompts, everything, use_tqdm=False)
         assert {output.finish_reason for output in outputs} == {"length"}
+
+
+@pytest.mark.spec("MEM-1")
+def test_graphs_of_all_sizes_keep_what_the_largest_one_needs(checkpoint: Path) -> None:
+    """Which is what the KV cache leaves to them; logits of each size would be 800 MB more."""
+    sizes = graph_batch_sizes(512)
+    options = OPTIONS | {"max_num_seqs": sizes[-1], "num_kvcache_blocks": 600}
+    with LLM(checkpoint, enforce_eager=True, **options) as llm:
+        runner = llm.model_runner
+        assert isinstance(runner, CudaModelRunner)
+        largest, every = (
+            runner.meter.kept_by(lambda some=some: runner._capture(some))
+            for some in (sizes[-1:], sizes)
+        )
+    assert largest <= every < largest + 64 * 2**20
 
 
 @pytest.mark.spec("MEM-1")

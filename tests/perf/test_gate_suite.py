@@ -1,6 +1,7 @@
 """The gates run real suites of a tiny project, and believe only what ran as it should."""
 
 import platform
+import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -207,6 +208,52 @@ def test_a_base_that_is_the_tree_itself_is_red(tree: Path) -> None:
     (tree / "new.py").write_text("")
     with worktree("HEAD", tree) as old:
         assert not (old / "new.py").exists()
+    with pytest.raises(GateError, match="itself"), worktree("HEAD", tree, ("bench", "src")):
+        pass
+    cache = tree / "src" / "__pycache__"
+    cache.mkdir()
+    (cache / "new.pyc").write_text("")
+    with pytest.raises(GateError, match="itself"), worktree("HEAD", tree, ("bench", "src")):
+        pass
+    (tree / "src" / "new.py").write_text("")
+    with worktree("HEAD", tree, ("bench", "src")):
+        pass
+
+
+def test_a_hook_of_git_keeps_its_index(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Git tells its hooks where the index of the commit in the making is: not the base's."""
+    commit(tree)
+    index = tree / ".git" / "index.lock"
+    shutil.copy(tree / ".git" / "index", index)
+    (tree / "bench" / "more.py").write_text("")
+    monkeypatch.setenv("GIT_INDEX_FILE", str(index))
+    monkeypatch.setenv("GIT_DIR", ".git")
+    before = index.read_bytes()
+    with worktree("HEAD", tree, ("bench",)) as old:
+        assert (old / "bench" / "test_it.py").exists()
+    assert index.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "words"),
+    [
+        ("times", ("--base-tree", "{tree}"), "is this tree itself"),
+        ("times", ("--base-tree", "{tree}/no"), "no directory"),
+        ("times", ("--base-tree", "{tree}/bench", "--python", "no/python"), "no/python does not"),
+        ("counts", ("--update", "--baseline", "{tree}/no/x.json"), "no directory"),
+        ("counts", ("--update", "--python", "no/python"), "no/python does not start"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_red_and_named(
+    tree: Path, command: str, arguments: tuple[str, ...], words: str
+) -> None:
+    suite = ("--suite", "bench" if command == "times" else "counting", "--package", "tiny")
+    given = [argument.format(tree=tree) for argument in arguments]
+    code, output = run_gate(command, *suite, "--tree", str(tree), *given)
+    assert code == 1
+    assert "gate: RED" in output
+    assert words in " ".join(output.split())
 
 
 def test_a_planted_hash_is_red_until_the_baseline_is_updated(tree: Path) -> None:

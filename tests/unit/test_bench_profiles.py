@@ -195,6 +195,18 @@ def test_profiles_find_nothing_cached_that_ran_before(
 
 
 @pytest.mark.spec("PRF-1")
+@pytest.mark.parametrize("batch_size", [9, 12])
+@pytest.mark.parametrize("prompt_len", [2, 40])
+def test_a_batch_that_has_no_room_is_refused(llm: LLM, batch_size: int, prompt_len: int) -> None:
+    """There are 8 seats; the engine can go on."""
+    with pytest.raises(ValueError, match=f"{batch_size} requests .*max_num_seqs=8"):
+        run_latency(llm, batch_size, prompt_len, steps=2)
+    with pytest.raises(ValueError, match=f"{batch_size} requests .*max_num_seqs=8"):
+        run_kernels(llm, batch_size, prompt_len)
+    assert llm.is_finished()
+
+
+@pytest.mark.spec("PRF-1")
 def test_a_prefill_computes_every_prompt_once(llm: LLM) -> None:
     """Products with weights are counted by the parameters, those of attention by the pairs."""
     before = llm.stats()

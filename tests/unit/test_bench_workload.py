@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,9 @@ from nanovllm.bench.roofline import (
     step_floor,
 )
 from nanovllm.bench.workload import Workload, offline_workload, poisson_arrivals
+from nanovllm.layers.parallel import TensorParallel
+from nanovllm.models.model_config import ModelConfig
+from nanovllm.models.qwen3 import Qwen3ForCausalLM
 
 DECODE = StepRecord(
     end=1.0,
@@ -113,6 +117,25 @@ def test_costs_count_each_byte_once(tmp_path, tied: bool) -> None:
         token_flops=2 * (2 * layer + 64),
         head_flops=2 * head,
     )
+
+
+@pytest.mark.spec("PRF-1")
+@pytest.mark.parametrize("tied", [True, False])
+def test_costs_are_those_of_one_rank(tmp_path, tied: bool) -> None:
+    """Half of all but norms, for each of two; 301 ids are padded to 302."""
+    from tiny_models import make_checkpoint
+
+    sizes = {"tie_word_embeddings": tied, "vocab_size": 301, "num_hidden_layers": 3}
+    config = ModelConfig.from_pretrained(make_checkpoint(tmp_path, **sizes))
+    runner = SimpleNamespace(block_bytes=64, block_size=4, dtype=torch.float32)
+    llm = SimpleNamespace(model_config=config, model_runner=runner)
+    costs = []
+    for size in (1, 2):
+        runner.model = Qwen3ForCausalLM(config, TensorParallel(0, size))
+        costs.append(ModelCosts.of(llm))
+    norms = 2 * (64 + 3 * (2 * 64 + 2 * 16))
+    assert costs[1].head_flops == 2 * 151 * 64
+    assert costs[1].token_flops - norms == (costs[0].token_flops - norms) / 2
 
 
 @pytest.mark.spec("PRF-1")

@@ -6,30 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from cuda_on_cpu import run_on_cpu
+from cuda_on_cpu import put_on_cuda
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.config import Config
-from nanovllm.engine import runners
 from nanovllm.engine.cuda_runner import CudaModelRunner
-from nanovllm.engine.model_runner import ModelRunner
-from nanovllm.layers.backends import select_backend
-from nanovllm.layers.parallel import TensorParallel
-from nanovllm.models.model_config import ModelConfig
 
 Ids = list[int]
 OpenLLM = Callable[..., LLM]
 
 PROMPTS = [[5, 6, 7, 8], [40, 41, 42, 43], [80, 81, 82, 83]]
 GREEDY = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
-
-
-def build_here(
-    config: Config, model_config: ModelConfig, device: torch.device, tp: TensorParallel
-) -> ModelRunner:
-    backend = select_backend(config.attention_backend, device)
-    return CudaModelRunner(config, model_config, backend, device, tp)
 
 
 @pytest.fixture
@@ -58,12 +44,6 @@ def expected(open_llm: OpenLLM) -> list[Ids]:
 def on_cuda(expected: list[Ids], monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on; what is expected comes from the runner of a CPU."""
     put_on_cuda(monkeypatch)
-
-
-def put_on_cuda(patch: pytest.MonkeyPatch) -> None:
-    run_on_cpu(patch)
-    patch.setattr(torch.cuda, "synchronize", lambda device=None: None)
-    patch.setattr(runners, "build_runner", build_here)
 
 
 def generate(llm: LLM, prompts: list[Ids] = PROMPTS) -> list[Ids]:

@@ -92,6 +92,24 @@ def test_those_who_have_ended_make_room_when_seats_are_short() -> None:
     device.step(old[0], running(9, [1, 3]), old[2])
 
 
+@pytest.mark.spec("SCH-3", "SCH-15")
+def test_one_that_ended_since_its_row_was_planned_keeps_its_seat() -> None:
+    device, old = Device(), [running(i, [i]) for i in range(NUM_SEATS)]
+    device.step(*old)
+    for seq in old[:2]:
+        seq.status = SequenceStatus.FINISHED
+    device.step(old[1], running(9, [1, 3]), old[2])
+
+
+@pytest.mark.spec("SCH-8")
+def test_a_chunk_that_samples_nothing_leaves_no_token_on_the_device() -> None:
+    seats, seq = Seats(NUM_SEATS, MAX_BLOCKS), running(0, [0])
+    assert not seats.knows(seq)
+    for samples in (False, True, False):
+        seats.take([row(seq)._replace(samples=samples)], decodes=False)
+        assert seats.knows(seq) == samples
+
+
 @pytest.mark.spec("SMP-4")
 def test_a_newcomer_brings_its_sampling() -> None:
     device = Device()

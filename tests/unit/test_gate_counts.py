@@ -43,6 +43,9 @@ def test_a_test_that_is_gone_is_a_difference() -> None:
         ("{}", "no baseline"),
         ('{"schema": 2, "counts": {"a": {"b": 1}}}', "schema 2"),
         ('{"schema": 1, "counts": {}}', "nothing to compare"),
+        ('{"schema": 1, "counts": [1]}', "no baseline"),
+        ('{"schema": 1, "counts": {"a": 3}}', "no baseline"),
+        ('{"schema": 1, "counts": {"a": {"b": []}}}', "no baseline"),
     ],
 )
 def test_without_a_baseline_it_is_red(tmp_path: Path, text: str | None, words: str) -> None:

@@ -27,13 +27,17 @@ def test_what_others_hold_counts_against_what_is_free() -> None:
 
 
 @pytest.mark.spec("MEM-1")
-@pytest.mark.parametrize(("seqs", "tokens", "length"), [(8, 64, 100), (8, 64, 3), (64, 64, 9)])
+@pytest.mark.parametrize(
+    ("seqs", "tokens", "length"), [(8, 64, 100), (8, 64, 3), (64, 64, 9), (8, 63, 100)]
+)
 def test_the_largest_step_is_legal_and_writes_nothing(seqs: int, tokens: int, length: int) -> None:
     config = Config(max_num_seqs=seqs, max_num_batched_tokens=tokens)
     inputs, rows = largest_step(config, length, block_size=4)
     counts = np.diff(inputs.cu_seqlens_q)
     assert len(rows) == len(counts) == len(inputs.last_tokens) == seqs
-    assert counts.max() == min(length, tokens // seqs)
+    assert counts.sum() == len(inputs.input_ids) == min(tokens, seqs * length)
+    assert (inputs.positions[inputs.last_tokens] == counts - 1).all()
+    assert inputs.context_lens.tolist() == counts.tolist()
     assert (inputs.slot_mapping == -1).all()
     assert not inputs.block_tables.any()
     assert inputs.positions.max() < length

@@ -17,8 +17,9 @@ from kernel_checks import (
 )
 from paged_rows import DEVICE, PagedRows, Shape, assert_heads_close
 
-from nanovllm.kernels import _triton
+from nanovllm.kernels import _triton, small_linear
 from nanovllm.kernels.paged_decode import paged_decode
+from nanovllm.kernels.small_linear import HEAD, small_config
 from nanovllm.kernels.store_kvcache import store_kvcache
 
 DTYPES = [torch.float32, torch.float16]
@@ -38,8 +39,17 @@ def test_silu_and_mul(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("sizes", [(33, 100), (6, 2300)], ids=str)
+@pytest.mark.parametrize("sizes", [(33, 100), (6, 2300), (2051, 70)], ids=str)
 def test_small_linear(sizes: tuple[int, int], dtype: torch.dtype) -> None:
+    check_small_linear(*sizes, dtype)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(33, 100), (6, 2300), (7, 1024)], ids=str)
+def test_small_linear_in_tiles_of_a_head(
+    sizes: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(small_linear, "small_config", lambda _: small_config(HEAD))
     check_small_linear(*sizes, dtype)
 
 

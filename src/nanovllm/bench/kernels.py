@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from nanovllm.bench.profiles import WARM_UP_STEPS
+from nanovllm.bench.profiles import WARM_UP_STEPS, never_together
 from nanovllm.bench.workload import batch_workload
 from nanovllm.llm import LLM
 
@@ -42,7 +42,7 @@ class KernelRun:
 
 
 def run_kernels(llm: LLM, batch_size: int, prompt_len: int) -> KernelRun:
-    """Profiles steps of a full batch after warm-up."""
+    """Profiles steps of a full batch after warm-up; ValueError if there is no room for it."""
     llm.reset_prefix_cache()
     num_tokens = WARM_UP_STEPS + 2 * PROFILED_STEPS
     work = batch_workload(0, batch_size, prompt_len, num_tokens, llm.model_config.vocab_size)
@@ -50,6 +50,8 @@ def run_kernels(llm: LLM, batch_size: int, prompt_len: int) -> KernelRun:
         llm.add_request(prompt, params)
     decodes = 0
     while decodes < WARM_UP_STEPS:
+        if llm.is_finished():
+            raise never_together(llm, batch_size)
         decodes += llm.step().num_decode_tokens == batch_size
     kernels = profiled(llm, PROFILED_STEPS, lambda _: llm.step())
     while not llm.is_finished():

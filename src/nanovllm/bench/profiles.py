@@ -149,7 +149,8 @@ def run_latency(
 ) -> LatencyRun:
     """Decode steps of a full batch, each from the end of the one before it.
 
-    `sampling` are parameters of `SamplingParams` beside those of the workload.
+    `sampling` are parameters of `SamplingParams` beside those of the workload. ValueError if the
+    engine has no room for such a batch.
     """
     llm.reset_prefix_cache()
     vocab_size = llm.model_config.vocab_size
@@ -161,6 +162,8 @@ def run_latency(
     _check_complete(outputs, work)
     full = [r for r in recorder.records if r.num_decode_tokens == r.num_rows == batch_size]
     timed = full[WARM_UP_STEPS - 1 :]
+    if len(timed) < 2:
+        raise never_together(llm, batch_size)
     step_ms = [1e3 * (step.end - before.end) for before, step in pairwise(timed)]
     floor = floor_seconds(timed[1:], ModelCosts.of(llm), rates) if rates else None
     return LatencyRun(batch_size, step_ms, floor)
@@ -198,6 +201,15 @@ def run_online(llm: LLM, workload: Workload, seed: int, rate: float) -> OnlineRu
         ttft=[first[i] - arrival[i] for i in arrival],
         tpot=[(at - first[i]) / (count - 1) for i, (at, count) in end.items() if count > 1],
         records=recorder.records,
+    )
+
+
+def never_together(llm: LLM, batch_size: int) -> ValueError:
+    """The error of a batch that did not decode together for long enough."""
+    return ValueError(
+        f"{batch_size} requests never decode together here: max_num_seqs="
+        f"{llm.config.max_num_seqs}, {llm.stats().num_blocks} KV blocks, "
+        f"max_num_batched_tokens={llm.config.max_num_batched_tokens}"
     )
 
 

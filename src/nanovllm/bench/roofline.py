@@ -36,7 +36,7 @@ class DeviceRates:
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """What a step costs at least.
+    """What a step costs one rank at least.
 
     Attributes:
         weight_bytes: read by every step.
@@ -53,11 +53,10 @@ class ModelCosts:
     @classmethod
     def of(cls, llm: LLM) -> ModelCosts:
         """Those of an engine's model. An embedding table is read only if it is the head too."""
-        model, runner = llm.model_config, llm.model_runner
-        parameters = list(runner.model.parameters())
-        table = model.vocab_size * model.hidden_size
-        num_all = sum(p.numel() for p in parameters)
-        num_read = num_all if model.tie_word_embeddings else num_all - table
+        runner = llm.model_runner
+        table = runner.model.lm_head.weight.numel()
+        num_all = sum(p.numel() for p in runner.model.parameters())
+        num_read = num_all if llm.model_config.tie_word_embeddings else num_all - table
         return cls(
             weight_bytes=num_read * runner.dtype.itemsize,
             kv_bytes=runner.block_bytes // runner.block_size,

@@ -136,7 +136,7 @@ class CudaModelRunner(ModelRunner):
         self._begun = timed_event()
         self._begun.record()
         rows = step.rows
-        # One that was preempted and finds all but its last position cached has to bring its token.
+        # One that was preempted, and has but its last position to compute, has to bring its token.
         decodes = all(row.is_decode and self.seats.knows(row.seq) for row in rows)
         if decodes:
             # The longest first, so that the programs that start last are short.
@@ -273,6 +273,8 @@ class CudaModelRunner(ModelRunner):
             self.fault = f"{self.device}: {error}"
 
     def close(self) -> None:
+        if self.fault is None:
+            torch.cuda.synchronize(self.device)  # a step in flight still mails its tokens
         self.graphs = None
         del self.state, self.device_sampler, self.inputs
         super().close()

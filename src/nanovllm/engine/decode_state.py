@@ -128,6 +128,7 @@ class Seats:
         self.free = list(range(num_seats))
         self.num_blocks = [0] * num_seats
         self.plain = np.zeros(num_seats, dtype=np.bool_)
+        self.has_token = [False] * num_seats  # the newest of who sits there, drawn by its last step
 
     def take(self, rows: Seq[ScheduledRow], decodes: bool) -> Taken:
         """Seat the rows of a step; `decodes`: each of them computes its last position."""
@@ -139,10 +140,11 @@ class Seats:
         for row in rows:
             seat = self.sitting.get(row.seq.seq_id)
             if seat is None:
-                seat = Seat(self._free_place(), row.seq, row.seq.params.is_plain)
+                seat = Seat(self._free_place(rows), row.seq, row.seq.params.is_plain)
                 self.sitting[row.seq.seq_id] = seat
                 newcomers.append(seat)
             place, table = seat.place, row.block_table
+            self.has_token[place] = row.samples
             known = self.num_blocks[place]
             self.num_blocks[place] = len(table)
             new_block = NO_BLOCK
@@ -173,19 +175,25 @@ class Seats:
         )
 
     def knows(self, seq: Sequence) -> bool:
-        """Whether `seq` has a seat, and so its last token on the device."""
-        return seq.seq_id in self.sitting
+        """Whether the newest token of `seq` is on the device, or will be: its last step draws it.
+
+        One that was preempted and comes back in chunks has a seat before it has that.
+        """
+        seat = self.sitting.get(seq.seq_id)
+        return seat is not None and self.has_token[seat.place]
 
     def is_plain(self, seq: Sequence) -> bool:
         """Whether the device's kernels do the sampling of `seq`."""
         seat = self.sitting.get(seq.seq_id)
         return seat.plain if seat else seq.params.is_plain
 
-    def _free_place(self) -> int:
+    def _free_place(self, rows: Seq[ScheduledRow]) -> int:
+        """One that nobody in these rows has: a row may have ended since it was planned."""
         if not self.free:
+            needed = {row.seq.seq_id for row in rows}
             seqs = [seat.seq for seat in self.sitting.values()]
             for seq in seqs:
-                if seq.status is not SequenceStatus.RUNNING:
+                if seq.status is not SequenceStatus.RUNNING and seq.seq_id not in needed:
                     self.leave(seq)
         return self.free.pop()
 

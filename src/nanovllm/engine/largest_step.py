@@ -15,18 +15,20 @@ def largest_step(
 
     It writes no slot and reads block 0 only, so that a cache of one block will do.
     """
-    num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
-    length = min(max_model_len, config.max_num_batched_tokens // num_rows)
-    num_tokens = num_rows * length
-    ends = np.arange(num_rows + 1, dtype=np.int32) * length
+    num_rows = config.max_num_seqs
+    num_tokens = min(config.max_num_batched_tokens, num_rows * max_model_len)
+    counts = np.full(num_rows, num_tokens // num_rows, dtype=np.int32)
+    counts[: num_tokens % num_rows] += 1
+    longest = int(counts[0])
+    ends = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     inputs = ModelInput(
         input_ids=np.zeros(num_tokens, dtype=np.int64),
-        positions=np.tile(np.arange(length, dtype=np.int64), num_rows),
+        positions=np.arange(num_tokens) - np.repeat(ends[:-1], counts),
         slot_mapping=np.full(num_tokens, -1, dtype=np.int64),
         cu_seqlens_q=ends,
-        context_lens=np.full(num_rows, length, dtype=np.int32),
-        block_tables=np.zeros((num_rows, -(-length // block_size)), dtype=np.int32),
+        context_lens=counts,
+        block_tables=np.zeros((num_rows, -(-longest // block_size)), dtype=np.int32),
         last_tokens=ends[1:].astype(np.int64) - 1,
     )
     params = SamplingParams(top_p=0.9, top_k=50, repetition_penalty=1.1, logprobs=1)
-    return inputs, [RowSampling(params, 0, length, (0,), (0,), (0,))] * num_rows
+    return inputs, [RowSampling(params, 0, longest, (0,), (0,), (0,))] * num_rows

@@ -181,7 +181,9 @@ class LLMEngine:
             first_tokens=tuple(
                 row.seq.seq_id
                 for row in step.rows
-                if row.end == row.seq.num_prompt_tokens and row.seq.num_completion_tokens
+                if row.samples
+                and row.end == row.seq.num_prompt_tokens
+                and row.seq.num_completion_tokens
             ),
         )
 

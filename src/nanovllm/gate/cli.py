@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -51,6 +51,20 @@ def _closed() -> Iterator[None]:
         raise typer.Exit(1) from error
 
 
+def _base(
+    revision: str, directory: Path | None, head: Path, measured: tuple[str, str]
+) -> AbstractContextManager[Path]:
+    """The tree to compare with; GateError if it is not there, or is the head."""
+    if directory is None:
+        return worktree(revision, head, measured)
+    base = directory.resolve()
+    if not base.is_dir():
+        raise GateError(f"there is no directory {str(directory)!r}")
+    if base == head:
+        raise GateError(f"the base tree {str(directory)!r} is this tree itself")
+    return nullcontext(base)
+
+
 def _end(green: bool) -> None:
     typer.echo("gate: green" if green else "gate: RED")
     raise typer.Exit(0 if green else 1)
@@ -79,7 +93,7 @@ def times(
     """
     measured = Suite(suite, package, source, python, timer)
     head = tree.resolve()
-    with _closed(), nullcontext(base_tree.resolve()) if base_tree else worktree(base, head) as old:
+    with _closed(), _base(base, base_tree, head, (suite, source)) as old:
         rows = judge(repeats_of(measured.times, old, head), added or (), removed or ())
     for row in rows:
         typer.echo(row)
@@ -104,6 +118,8 @@ def counts(
     path = baseline or (tests if tests.is_dir() else tests.parent) / "counts.json"
     with _closed():
         if update:
+            if not path.parent.is_dir():
+                raise GateError(f"there is no directory {str(path.parent)!r} for the baseline")
             found = write_baseline(path, measured, head)
             typer.echo(f"{path}: {sum(map(len, found.values()))} counts")
             return

@@ -48,10 +48,13 @@ def read_baseline(path: Path) -> Counts:
     """GateError if there is none, or it holds nothing."""
     try:
         content = json.loads(path.read_text())
-        counts: Counts = content["counts"]
         if content["schema"] != SCHEMA:
             raise GateError(f"{path} has schema {content['schema']}, this gate reads {SCHEMA}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        counts = {
+            test: {name: int(number) for name, number in numbers.items()}
+            for test, numbers in content["counts"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise GateError(f"no baseline in {path} ({error}); write it with --update") from error
     if not counts:
         raise GateError(f"{path} has no count: there is nothing to compare")

@@ -77,6 +77,11 @@ class Suite:
             told = self._run(tree, Path(folder), (), hash_seed)
         return {name: counts_of(name, properties) for name, properties in told.items()}
 
+    @property
+    def _interpreter(self) -> str:
+        """A path is of the directory that the gate was called in, not of each tree."""
+        return os.path.abspath(self.python) if os.sep in self.python else self.python
+
     def _run(
         self, tree: Path, folder: Path, options: tuple[str, ...], hash_seed: int = 0
     ) -> dict[str, list[tuple[str, Any]]]:
@@ -84,7 +89,7 @@ class Suite:
         shutil.copy(witness.__file__, folder / f"{PLUGIN}.py")
         report = folder / "witness.json"
         command = [
-            *(self.python, "-m", "pytest", self.path, f"--rootdir={tree}", "-p", PLUGIN),
+            *(self._interpreter, "-m", "pytest", self.path, f"--rootdir={tree}", "-p", PLUGIN),
             *("-q", "-p", "no:randomly", "-p", "no:cacheprovider", *options),
         ]
         path = (str(tree / self.source), str(folder), os.environ.get("PYTHONPATH", ""))
@@ -124,6 +129,8 @@ def _finish(command: list[str], tree: Path, environment: Mapping[str, str], limi
         )
     except subprocess.TimeoutExpired as error:
         raise GateError(f"{tree}: not done after {limit:g} s") from error
+    except OSError as error:  # no such interpreter, no such tree
+        raise GateError(f"{tree}: {command[0]} does not start: {error}") from error
     if done.returncode:
         raise GateError(f"{tree}: pytest ended with {done.returncode}\n{done.stdout}")
     return done.stdout

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from nanovllm.gate.suite import GateError
 
+_LOCAL = {
+    "GIT_DIR",
+    "GIT_INDEX_FILE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_PREFIX",
+    "GIT_WORK_TREE",
+    "GIT_COMMON_DIR",
+}
+
+_NO_SOURCE = (":(exclude,glob)**/__pycache__/**", ":(exclude,glob)**/*.egg-info/**")
+
 
 @contextmanager
-def worktree(revision: str, directory: Path) -> Iterator[Path]:
+def worktree(revision: str, directory: Path, measured: Sequence[str] = (".",)) -> Iterator[Path]:
     """The directory as it was in a revision, in a work tree that is removed afterwards.
 
-    GateError if there is no such revision, and if the directory is what it was there: compared with
-    itself, everything is green.
+    GateError if there is no such revision, and if what is measured, paths of the directory, is what
+    it was there: compared with itself, everything is green.
     """
     same = _git(directory, "rev-parse", f"{revision}^0") == _git(directory, "rev-parse", "HEAD")
-    if same and not _git(directory, "status", "--porcelain", "."):
+    if same and not _git(directory, "status", "--porcelain", "--", *measured, *_NO_SOURCE):
         raise GateError(f"the base {revision!r} is this tree itself; after a push it is HEAD~1")
     with tempfile.TemporaryDirectory() as folder:
         top = Path(folder).resolve() / "base"
@@ -32,8 +44,15 @@ def worktree(revision: str, directory: Path) -> Iterator[Path]:
 
 
 def _git(directory: Path, *arguments: str) -> str:
-    command = ("git", "-C", str(directory), *arguments)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # A hook of git is told its index and its tree by variables, which are not those of the base.
+    environment = {name: value for name, value in os.environ.items() if name not in _LOCAL}
+    done = subprocess.run(
+        ("git", "-C", str(directory), *arguments),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise GateError(
             f"git {arguments[0]}: {done.stderr.strip()}\n"

@@ -71,4 +71,5 @@ def _post_tokens_kernel(token_ids, mail, turn, batch, MAX_ROWS: tl.constexpr, BL
     now = tl.load(turn)
     token = tl.load(token_ids + i, i < batch, 0)
     tl.store(mail + now % 2 * MAX_ROWS + i, token, i < batch)
+    tl.debug_barrier()  # all threads have read `turn`
     tl.store(turn, now + 1)

@@ -1,6 +1,6 @@
 """A linear layer for one row: bound by the bytes of the weights, so read them once.
 
-There cuBLAS reaches a tenth to a half of the memory's bandwidth. Here a program takes one or two
+There cuBLAS reaches a tenth to a half of the memory's bandwidth. Here a program takes one to four
 output columns and the whole input, so that all its loads are in flight before the first is used;
 and the weights, which no kernel writes, are on their way before the input is there.
 """
@@ -18,6 +18,9 @@ from nanovllm.kernels.early_launch import wait_for_inputs
 NARROW = 2048
 """Output features up to which one column a program is enough to fill a large GPU."""
 
+HEAD = 65_536
+"""Output features that only a head has: four columns a program fill a GPU many times over."""
+
 
 class SmallConfig(NamedTuple):
     """How a program works: output columns, inputs per step, warps."""
@@ -31,7 +34,7 @@ def small_config(out_features: int) -> SmallConfig:
     """Enough programs to fill a large GPU; measured on an H200, see `docs/performance.md`."""
     if out_features <= NARROW:
         return SmallConfig(block_n=1, block_k=2048, num_warps=4)
-    return SmallConfig(block_n=2, block_k=1024, num_warps=4)
+    return SmallConfig(block_n=2 if out_features < HEAD else 4, block_k=1024, num_warps=4)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
