@@ -12,6 +12,7 @@ from typing import Any, Self
 from jinja2 import TemplateError
 from tqdm.auto import tqdm
 
+from nanovllm.engine.interrupts import interrupts_held
 from nanovllm.engine.llm_engine import LLMEngine, Prompt
 from nanovllm.engine.request import Request, Sample
 from nanovllm.outputs import RequestOutput, StreamChunk
@@ -138,21 +139,24 @@ class LLM(LLMEngine):
     @contextmanager
     def _claim(self, prompts: list[Prompt], sampling_params: Params) -> Iterator[list[Request]]:
         """Add requests that are this caller's alone, and leave none behind, however it ends."""
+        self._check_open()
         jobs = self._validate_all(prompts, sampling_params)
         requests: list[Request] = []
         try:
-            for prompt, token_ids, params in jobs:
-                text = prompt if isinstance(prompt, str) else None
-                requests.append(self._enqueue(text, token_ids, params, None))
-                requests[-1].claimed = True
+            with interrupts_held():
+                for prompt, token_ids, params in jobs:
+                    text = prompt if isinstance(prompt, str) else None
+                    requests.append(self._enqueue(text, token_ids, params, None))
+                    requests[-1].claimed = True
             yield requests
         finally:
             if not self._closed:
-                self._steps.land_all()
-                for request in requests:
-                    if not request.is_finished:
-                        self.abort_request(request.request_id)
-                    self._requests.finished.pop(request.request_id, None)
+                with interrupts_held():
+                    self._steps.land_all()
+                    for request in requests:
+                        if not request.is_finished:
+                            self.abort_request(request.request_id)
+                        self._requests.finished.pop(request.request_id, None)
 
 
 class _Tail:

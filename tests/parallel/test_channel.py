@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 import pytest
 
+from nanovllm.engine.interrupts import interrupts_held
 from nanovllm.engine.tensor_parallel.channel import (
     Address,
     Listener,
@@ -17,7 +18,6 @@ from nanovllm.engine.tensor_parallel.channel import (
     send_all,
     wait_for_end,
 )
-from nanovllm.engine.tensor_parallel.ranks import interrupts_held
 
 LIMIT = 10.0
 

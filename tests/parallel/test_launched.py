@@ -72,6 +72,10 @@ def test_another_number_of_ranks_than_the_engine_wants(
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ValueError, match=r"WORLD_SIZE=3 .* tensor_parallel_size=2"):
         LLM(checkpoint, **OPTIONS)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK")
+    with pytest.raises(ValueError, match="RANK is not set"):
+        LLM(checkpoint, **OPTIONS)
 
 
 @pytest.mark.spec("TP-1")

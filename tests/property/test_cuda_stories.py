@@ -17,15 +17,24 @@ from tiny_models import make_checkpoint
 
 from nanovllm import LLM
 
-ROOMS = st.fixed_dictionaries(
-    {
-        "num_kvcache_blocks": st.integers(8, 10),
-        "max_num_batched_tokens": st.integers(5, 9),
-        "max_num_seqs": st.integers(2, 3),
-        "enable_prefix_caching": st.sampled_from([False, False, True]),
-        "async_scheduling": st.booleans(),
-    }
-)
+
+def rooms(min_blocks: int) -> st.SearchStrategy[dict[str, int]]:
+    """Of few blocks, which are enough for one request."""
+    return st.fixed_dictionaries(
+        {
+            "num_kvcache_blocks": st.integers(min_blocks, min_blocks + 2),
+            "max_num_batched_tokens": st.integers(5, 9),
+            "max_num_seqs": st.integers(2, 3),
+            "enable_prefix_caching": st.sampled_from([False, False, True]),
+            "async_scheduling": st.booleans(),
+        }
+    )
+
+
+CASES = {  # events, blocks, and which share of the examples: preemptions are where things go wrong
+    "crowds": ([long_ones()], 6, 6),
+    "mixtures": (EVENTS, 8, 20),
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +52,16 @@ def roomy(checkpoint: Path) -> Iterator[LLM]:
 
 @pytest.mark.spec("KV-1", "SCH-8", "SCH-13", "PFX-2", "GRF-5")
 @pytest.mark.parametrize("policy", ["prefill_first", "mixed"])
-def test_room_changes_no_story_on_cuda(checkpoint: Path, roomy: LLM, policy: str) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_room_changes_no_story_on_cuda(
+    checkpoint: Path, roomy: LLM, policy: str, case: str
+) -> None:
+    events, min_blocks, share = CASES[case]
     num_preemptions = 0
     options = SIZES | {"device": "cpu", "enforce_eager": True, "scheduling_policy": policy}
 
-    @settings(max_examples=settings().max_examples // 5)
-    @given(stories(long_ones()) | stories(*EVENTS), ROOMS)
+    @settings(max_examples=settings().max_examples // share)
+    @given(stories(*events), rooms(min_blocks))
     def check(story: list[Event], room: dict[str, int]) -> None:
         nonlocal num_preemptions
         plain = replay(roomy, story)

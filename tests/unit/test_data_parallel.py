@@ -146,6 +146,7 @@ def test_a_closed_one_refuses_and_a_stream_is_refused(several: LLM) -> None:
         several.stats,
         lambda: several.add_request([1]),
         lambda: generate(several, [1]),
+        lambda: generate(several, []),
     ):
         with pytest.raises(RuntimeError, match="closed"):
             call()

@@ -91,6 +91,7 @@ def test_closed_engine_refuses_and_a_second_one_works(checkpoint: Path) -> None:
         first.stats,
         first.reset_prefix_cache,
         lambda: generate(first, "x", GREEDY),
+        lambda: generate(first, []),
         lambda: first.add_request("x"),
         lambda: first.abort_request(0),
         lambda: next(first.stream("x")),

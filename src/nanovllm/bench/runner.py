@@ -102,8 +102,11 @@ class Plan:
 def run_bench(options: Mapping[str, Any], plan: Plan, say: Say = lambda text: None) -> Report:
     """Run a plan with engines of these options of `LLM`; `say` hears what begins.
 
-    Token ids go in and come out: no tokenizer is loaded.
+    Token ids go in and come out: no tokenizer is loaded. Raises ValueError for a batch that the
+    engine has no room for, and for options that do not go together.
     """
+    if options.get("trace") and len(_policies(options, plan)) > 1:
+        raise ValueError("online compares two engines, and a trace is of one")
     engine = dict(options) | {"skip_tokenizer": True}
     engine["max_model_len"] = engine.get("max_model_len") or plan.model_len
     shown = {name: str(value) for name, value in engine.items() if value is not None}

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 from nanovllm.data_parallel.replica import Task, merge
 from nanovllm.data_parallel.router import Router
-from nanovllm.engine.tensor_parallel.ranks import interrupts_held
+from nanovllm.engine.interrupts import interrupts_held
 from nanovllm.outputs import RequestOutput, SampleOutput, StepOutput
 
 MAX_LOSSES: Final = 1

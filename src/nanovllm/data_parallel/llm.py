@@ -136,6 +136,7 @@ class DataParallelLLM(LLM):
         self, prompts: Prompts, sampling_params: Params = None, use_tqdm: bool = True
     ) -> list[RequestOutput]:
         """Complete one prompt or many; see `LLM.generate`."""
+        self._check_open()
         jobs = self._validate_all(as_list(prompts), sampling_params)
         ids: list[int] = []
         try:

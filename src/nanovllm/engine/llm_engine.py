@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from nanovllm.config import Config, SchedulerConfig
 from nanovllm.engine.detokenizer import Detokenizer
+from nanovllm.engine.interrupts import interrupts_held
 from nanovllm.engine.pipeline import StepPipeline
 from nanovllm.engine.request import Request, Sample
 from nanovllm.engine.request_table import RequestTable
@@ -130,7 +131,8 @@ class LLMEngine:
         token_ids = self.validate(prompt, params)
         check_salt(cache_salt)
         text = prompt if isinstance(prompt, str) else None
-        return self._enqueue(text, token_ids, params, cache_salt).request_id
+        with interrupts_held():
+            return self._enqueue(text, token_ids, params, cache_salt).request_id
 
     def _enqueue(
         self, text: str | None, token_ids: list[int], params: SamplingParams, salt: str | None
@@ -146,6 +148,7 @@ class LLMEngine:
         end_token_ids = params.end_token_ids(self.model_config.eos_token_ids)
         return Detokenizer(self.tokenizer, params, end_token_ids)
 
+    @interrupts_held()
     def abort_request(self, request_id: int) -> bool:
         """End a request and all of its samples; False if it is unknown or has ended (SCH-13)."""
         self._check_open()
@@ -189,6 +192,7 @@ class LLMEngine:
 
     # ---- the engine as a whole -------------------------------------------------------------
 
+    @interrupts_held()
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running requests are not affected (API-8)."""
         self._check_open()

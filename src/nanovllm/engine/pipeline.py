@@ -2,6 +2,7 @@
 
 from collections import deque
 
+from nanovllm.engine.interrupts import interrupts_held
 from nanovllm.engine.model_runner import ModelRunner, PendingStep
 from nanovllm.engine.request_table import RequestTable
 from nanovllm.engine.scheduler import Scheduler
@@ -24,6 +25,7 @@ class StepPipeline:
         self.device_seconds = 0.0  # of the step that landed last
         self._flights: deque[tuple[ScheduledStep, PendingStep]] = deque()
 
+    @interrupts_held()
     def advance(self) -> ScheduledStep:
         """Launch what may be in flight, and land one step, the first; an empty one if none is."""
         self._fail_left_behind()
@@ -38,6 +40,7 @@ class StepPipeline:
             landed = self._land()
         return step if landed is None else landed
 
+    @interrupts_held()
     def land_all(self) -> ScheduledStep | None:
         """Wait for all steps in flight; the last of them."""
         landed = None

@@ -8,11 +8,12 @@ import torch
 
 from nanovllm.engine.cuda_runner import CudaModelRunner
 from nanovllm.engine.decode_state import Int32, SeatUpdates
+from nanovllm.engine.interrupts import interrupts_held
 from nanovllm.engine.model_input import ModelInput
 from nanovllm.engine.model_runner import PendingStep, StepResult
 from nanovllm.engine.step import ScheduledStep
 from nanovllm.engine.tensor_parallel.leading import Leading
-from nanovllm.engine.tensor_parallel.ranks import Ranks, interrupts_held
+from nanovllm.engine.tensor_parallel.ranks import Ranks
 
 
 class LeadingCudaRunner(Leading, CudaModelRunner):

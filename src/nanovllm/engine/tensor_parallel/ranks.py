@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
+from nanovllm.engine.interrupts import interrupts_held
 from nanovllm.engine.model_runner import RankInfo
 from nanovllm.engine.tensor_parallel.channel import hang_up, receive, send_all
 from nanovllm.engine.tensor_parallel.group import RankGroup
@@ -219,20 +220,3 @@ def how_it_ended(member: Member) -> str:
     if code is not None and code < 0:
         return f"{who} was killed by {signal.Signals(-code).name}"
     return f"{who} ended with exit code {code}"
-
-
-@contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Ctrl-C comes after the block: a step that some ranks have begun, all must finish."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
-    arrived: list[tuple[int, object]] = []
-    signal.signal(signal.SIGINT, lambda *args: arrived.append(args))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if arrived:
-            before(*arrived[0])  # type: ignore[arg-type]

@@ -48,13 +48,15 @@ class Launch:
     def from_environment(cls, size: int) -> Launch | None:
         """None unless this process is one of several ranks.
 
-        Raises ValueError if these are not `size`.
+        Raises ValueError if these are not `size`, or it is not said which one this is.
         """
         world = int(os.environ.get("WORLD_SIZE", "1"))
         if world == 1:
             return None
         if world != size:
             raise ValueError(f"WORLD_SIZE={world} ranks were launched, tensor_parallel_size={size}")
+        if "RANK" not in os.environ:
+            raise ValueError(f"WORLD_SIZE={world}, but RANK is not set: which of them is this?")
         rank = int(os.environ["RANK"])
         return cls(rank, int(os.environ.get("LOCAL_RANK", str(rank))))
 
