@@ -111,7 +111,8 @@ class StepOutput:
         outputs: requests that finished.
         num_context_tokens: sum over the rows of the positions that each attends to.
         device_seconds: time that the device was busy with the step; 0 if that is not measured.
-        first_tokens: ids of requests whose first token this step brought.
+        first_tokens: ids of requests whose first token came since the last call, but of those that
+            a `generate` or `stream` waits for.
     """
 
     kind: str

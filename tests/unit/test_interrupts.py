@@ -3,7 +3,8 @@
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -13,6 +14,7 @@ from ahead_or_not import late_runners
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.engine import interrupts
+from nanovllm.engine.interrupts import interrupts_held
 
 PROMPTS = ["abcdef", "bcd", "cdefghij"]
 PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -80,15 +82,33 @@ def test_it_ends_a_call_and_leaves_the_engine_whole(llm: LLM) -> None:
     assert generated(llm) == expected
 
 
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_the_first_waits_for_the_end_and_others_do_not(depth: int, times: int) -> None:
+    """And whoever counts them, as `nanovllm chat` does, gets all."""
+    seen: list[str] = []
+    before = signal.signal(signal.SIGINT, lambda *_: seen.append("interrupt"))
+    try:
+        with ExitStack() as blocks:
+            for _ in range(depth):
+                blocks.enter_context(interrupts_held())
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+            seen.append("end")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == ["interrupt"] * (times - 1) + ["end", "interrupt"]
+
+
 @pytest.mark.spec("SCH-15", "API-4")
 def test_step_by_step_nothing_that_finished_is_lost(llm: LLM) -> None:
     expected = generated(llm)
-    for line in range(1, 2000, 3 * EVERY):
+    for line, when in product(range(1, 1000, 5 * EVERY), range(9)):
         ids = [llm.add_request(prompt, PARAMS) for prompt in PROMPTS]
         outputs = {}
         for number in range(1000):
             try:
-                with interrupted_at(line if number == 6 else 0):
+                with interrupted_at(line if number == when else 0):
                     step = llm.step()
             except KeyboardInterrupt:
                 continue

@@ -133,8 +133,9 @@ class Dispatcher:
                     else:
                         self._take(replica, answer)
                         steps.append(answer)
-        ended, self._ended = self._ended, []
-        return replace(merge(steps), outputs=tuple(ended))
+        told = replace(merge(steps), outputs=tuple(self._ended))
+        self._ended = []
+        return told
 
     def _set_to_work(self) -> None:
         for replica, mail in self._mail.items():

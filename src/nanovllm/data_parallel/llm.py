@@ -15,6 +15,7 @@ from nanovllm.data_parallel.actors import RayPool
 from nanovllm.data_parallel.dispatcher import Dispatcher
 from nanovllm.data_parallel.replica import Task
 from nanovllm.data_parallel.router import Router
+from nanovllm.engine.interrupts import interrupts_held
 from nanovllm.engine.limits import max_output_tokens
 from nanovllm.engine.llm_engine import Prompt, check_salt
 from nanovllm.llm import LLM, Params, Prompts, as_list
@@ -85,7 +86,8 @@ class DataParallelLLM(LLM):
         params = sampling_params or SamplingParams()
         token_ids = self.validate(prompt, params)
         check_salt(cache_salt)
-        return self._dispatch(prompt, token_ids, params, cache_salt)
+        with interrupts_held():
+            return self._dispatch(prompt, token_ids, params, cache_salt)
 
     def _dispatch(
         self, prompt: Prompt, token_ids: list[int], params: SamplingParams, salt: str | None = None
@@ -125,7 +127,10 @@ class DataParallelLLM(LLM):
         self._check_open()
         step = self._advance_all()
         ready = [i for i in self._finished_outputs if i not in self._claimed]
-        return replace(step, outputs=tuple(self._finished_outputs.pop(i) for i in ready))
+        told = replace(step, outputs=tuple(self._finished_outputs[i] for i in ready))
+        for i in ready:
+            del self._finished_outputs[i]
+        return told
 
     def _advance_all(self) -> StepOutput:
         step = self._dispatcher.advance()
@@ -140,9 +145,10 @@ class DataParallelLLM(LLM):
         jobs = self._validate_all(as_list(prompts), sampling_params)
         ids: list[int] = []
         try:
-            for job in jobs:
-                ids.append(self._dispatch(*job))
-                self._claimed.add(ids[-1])
+            with interrupts_held():
+                for job in jobs:
+                    ids.append(self._dispatch(*job))
+                    self._claimed.add(ids[-1])
             missing = set(ids)
             with tqdm(total=len(ids), desc="Generating", unit="req", disable=not use_tqdm) as bar:
                 while missing:

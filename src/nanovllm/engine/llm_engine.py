@@ -172,23 +172,21 @@ class LLMEngine:
         self._check_open()
         step = self._steps.advance()
         num_decode = sum(row.is_decode for row in step.rows)
-        return StepOutput(
+        output = StepOutput(
             kind=step.kind.value,
             num_rows=len(step.rows),
             num_prefill_tokens=step.num_tokens - num_decode,
             num_decode_tokens=num_decode,
             num_preempted=len(step.preempted),
-            outputs=self._requests.hand_over(),
+            outputs=self._requests.ready(),
             num_context_tokens=sum(row.end for row in step.rows),
             device_seconds=self._steps.device_seconds if step.rows else 0.0,
-            first_tokens=tuple(
-                row.seq.seq_id
-                for row in step.rows
-                if row.samples
-                and row.end == row.seq.num_prompt_tokens
-                and row.seq.num_completion_tokens
-            ),
+            first_tokens=tuple(self._requests.begun),
         )
+        try:
+            return output
+        finally:  # the last that is done: what an interrupt keeps from the caller is told again
+            self._requests.told()
 
     # ---- the engine as a whole -------------------------------------------------------------
 

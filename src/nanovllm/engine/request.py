@@ -53,11 +53,12 @@ class Sample:
 @dataclass(slots=True)
 class Request:
     """`samples` in order; `claimed` if a `generate` or `stream` call waits for it, so that `step`
-    does not hand its output to somebody else (API-4)."""
+    does not hand its output to somebody else (API-4); `begun` if it has a token."""
 
     prompt: str | None
     samples: tuple[Sample, ...]
     claimed: bool = False
+    begun: bool = False
 
     @property
     def request_id(self) -> int:

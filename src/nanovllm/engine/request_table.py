@@ -16,12 +16,14 @@ class RequestTable:
     Attributes:
         live: by seq_id, one entry a sample.
         finished: by request_id, not handed over yet.
+        begun: ids of requests that have their first token, which is not told yet.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.live: dict[int, Request] = {}
         self.finished: dict[int, Request] = {}
+        self.begun: list[int] = []
 
     @property
     def is_empty(self) -> bool:
@@ -50,7 +52,19 @@ class RequestTable:
             self.sample(seq_id).logprobs.append(result.logprobs[seq_id])
         # Text comes before the commit: a stop string is a reason to end, and wins over `length`.
         stopped = [seq_id for seq_id, token in tokens.items() if self.sample(seq_id).push(token)]
-        return self.scheduler.commit(step, tokens, failed=result.failed, stopped=stopped)
+        ended = self.scheduler.commit(step, tokens, failed=result.failed, stopped=stopped)
+        for row in step.rows:
+            if row.samples and row.end == row.seq.num_prompt_tokens:
+                self._begin(row.seq)
+        return ended
+
+    def _begin(self, seq: Sequence) -> None:
+        """Its prompt is computed; the first of a request's samples brings the first token."""
+        request = self.live.get(seq.seq_id)
+        if request and seq.num_completion_tokens and not request.begun:
+            request.begun = True
+            if not request.claimed:
+                self.begun.append(request.request_id)
 
     def collect(self, ended: Iterable[Sequence]) -> None:
         """Finish the text of sequences that ended, and the requests that ended with them."""
@@ -65,7 +79,11 @@ class RequestTable:
         seqs = [self.sample(seq_id).seq for seq_id in self.live]
         self.collect([seq for seq in seqs if seq.is_finished])
 
-    def hand_over(self) -> tuple[RequestOutput, ...]:
+    def ready(self) -> tuple[RequestOutput, ...]:
         """Outputs of finished requests that no other call waits for (API-4)."""
-        ready = [request_id for request_id, r in self.finished.items() if not r.claimed]
-        return tuple(self.finished.pop(request_id).output() for request_id in ready)
+        return tuple(r.output() for r in self.finished.values() if not r.claimed)
+
+    def told(self) -> None:
+        """Those that were ready, and who has begun, are known now."""
+        claimed = {request_id: r for request_id, r in self.finished.items() if r.claimed}
+        self.finished, self.begun = claimed, []
