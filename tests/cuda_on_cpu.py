@@ -53,6 +53,7 @@ def run_on_cpu(patch: pytest.MonkeyPatch) -> None:
     empty = torch.empty
     patch.setattr(torch, "empty", lambda *a, pin_memory=False, **options: empty(*a, **options))
     patch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    patch.setattr(torch.cuda, "synchronize", lambda device=None: None)
 
 
 def put_on_cuda(patch: pytest.MonkeyPatch) -> None:
@@ -66,7 +67,6 @@ def put_on_cuda(patch: pytest.MonkeyPatch) -> None:
         return taken
 
     patch.setattr(Seats, "take", take_different)
-    patch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     patch.setattr(runners, "build_runner", build_runner)
 
 
