@@ -14,6 +14,7 @@ from tiny_models import make_checkpoint
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.engine import cuda_runner
+from nanovllm.engine.decode_graphs import unowned
 from nanovllm.engine.model_runner import ModelRunner
 
 MAX_NUM_SEQS = 255  # no multiple of anything that graphs are recorded for
@@ -104,6 +105,17 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted)
     return seen
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_an_unowned_tensor_is_the_same_memory(dtype: torch.dtype) -> None:
+    """Also of logits that were cut, as those of an odd vocabulary on two ranks are."""
+    whole = torch.arange(24, dtype=dtype, device="cuda").view(4, 6)
+    for tensor in (whole, whole[:, :5], whole[1:, 2:]):
+        other = unowned(tensor)
+        assert torch.equal(other, tensor)
+        tensor += 1
+        assert torch.equal(other, tensor)
 
 
 @pytest.mark.spec("GRF-1")

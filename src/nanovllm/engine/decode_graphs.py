@@ -30,22 +30,22 @@ class Recorded:
 
 
 class Address:
-    """Where a tensor is, and not a reason for it to stay there."""
+    """Where bytes are, and not a reason for them to stay there."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        assert tensor.is_contiguous(), tensor.stride()
+    def __init__(self, storage: torch.UntypedStorage) -> None:
         self.__cuda_array_interface__ = {
-            "shape": (tensor.nbytes,),
+            "shape": (storage.nbytes(),),
             "typestr": "|u1",
-            "data": (tensor.data_ptr(), False),
+            "data": (storage.data_ptr(), False),
             "version": 2,
         }
 
 
 def unowned(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory, which its allocator may give to others when `tensor` is gone."""
-    memory = torch.as_tensor(Address(tensor), device=tensor.device)
-    return memory.view(tensor.dtype).view(tensor.shape)
+    memory = torch.as_tensor(Address(tensor.untyped_storage()), device=tensor.device)
+    values = memory.view(tensor.dtype)
+    return values.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 class DecodeGraphs:
