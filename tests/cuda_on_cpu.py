@@ -33,7 +33,10 @@ class PastEvent:
 
 
 def run_on_cpu(patch: pytest.MonkeyPatch) -> None:
-    """Make this process's `CudaModelRunner` one of the CPU."""
+    """Make this process's `CudaModelRunner` one of the CPU.
+
+    Of two rows with one seat a GPU may keep either: here that fails.
+    """
 
     def send(array, device: torch.device) -> torch.Tensor:
         return torch.from_numpy(array.copy())
@@ -47,6 +50,14 @@ def run_on_cpu(patch: pytest.MonkeyPatch) -> None:
         "sampling_threshold": (sampling_threshold_reference, (device_sampler,)),
         "sample": (sample_reference, (device_sampler,)),
     }
+    take = Seats.take
+
+    def take_different(seats: Seats, rows: Sequence[ScheduledRow], decodes: bool) -> Taken:
+        taken = take(seats, rows, decodes)
+        assert len(set(taken.seats.tolist())) == len(rows), taken.seats
+        return taken
+
+    patch.setattr(Seats, "take", take_different)
     for name, (stand_in, modules) in replaced.items():
         for module in modules:
             patch.setattr(module, name, stand_in)
@@ -57,16 +68,8 @@ def run_on_cpu(patch: pytest.MonkeyPatch) -> None:
 
 
 def put_on_cuda(patch: pytest.MonkeyPatch) -> None:
-    """Engines made from here on have it. Where two rows have one seat, a GPU may keep either."""
+    """Engines made from here on have it."""
     run_on_cpu(patch)
-    take = Seats.take
-
-    def take_different(seats: Seats, rows: Sequence[ScheduledRow], decodes: bool) -> Taken:
-        taken = take(seats, rows, decodes)
-        assert len(set(taken.seats.tolist())) == len(rows), taken.seats
-        return taken
-
-    patch.setattr(Seats, "take", take_different)
     patch.setattr(runners, "build_runner", build_runner)
 
 

@@ -142,9 +142,6 @@ def test_a_peer_runs_the_same_work(name: str, bench_args, stubs: Path) -> None:
     assert lengths == [5, 5]
 
 
-SHORT = ("--max-len", "4", "--latency-steps", "2")
-
-
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -162,8 +159,8 @@ SHORT = ("--max-len", "4", "--latency-steps", "2")
         (("bench", "--plot", "out.pdf"), ".png or .html"),
         (("bench", "--model", "synthetic:gpt"), "synthetic:qwen3-0.6b"),
         (("bench", "online", "--trace", "out.jsonl"), "a trace is of one"),
-        (("bench", "kernels", "--batch", "9", "--max-num-seqs", "8", *SHORT), "max_num_seqs=8"),
-        (("bench", "latency", "--batch", "9", "--max-num-seqs", "8", *SHORT), "max_num_seqs=8"),
+        (("bench", "kernels", *SMALL, "--max-num-seqs", "1"), "max_num_seqs=1"),
+        (("bench", "latency", *SMALL, "--max-num-seqs", "1"), "max_num_seqs=1"),
     ],
 )
 def test_bad_usage(args: tuple[str, ...], words: str) -> None:

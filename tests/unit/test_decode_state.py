@@ -82,23 +82,24 @@ def test_a_preempted_sequence_comes_back_with_other_blocks() -> None:
     device.seats.leave(seq)
     seq.block_table[:] = array("i", [3, 1, 0])
     device.step(other, seq)
+    assert device.updates.table_value.tolist() == [3, 1, 0]
 
 
 @pytest.mark.spec("SCH-3")
 def test_those_who_have_ended_make_room_when_seats_are_short() -> None:
     device, old = Device(), [running(i, [i]) for i in range(NUM_SEATS)]
-    device.step(*old)
+    seats = device.step(*old)
     old[1].status = SequenceStatus.FINISHED
-    device.step(old[0], running(9, [1, 3]), old[2])
+    assert device.step(old[0], running(9, [1, 3]), old[2]) == seats
 
 
 @pytest.mark.spec("SCH-3", "SCH-15")
 def test_one_that_ended_since_its_row_was_planned_keeps_its_seat() -> None:
     device, old = Device(), [running(i, [i]) for i in range(NUM_SEATS)]
-    device.step(*old)
+    first, second, third = device.step(*old)
     for seq in old[:2]:
         seq.status = SequenceStatus.FINISHED
-    device.step(old[1], running(9, [1, 3]), old[2])
+    assert device.step(old[1], running(9, [1, 3]), old[2]) == [second, first, third]
 
 
 @pytest.mark.spec("SCH-8")

@@ -46,6 +46,7 @@ def test_a_test_that_is_gone_is_a_difference() -> None:
         ('{"schema": 1, "counts": [1]}', "no baseline"),
         ('{"schema": 1, "counts": {"a": 3}}', "no baseline"),
         ('{"schema": 1, "counts": {"a": {"b": []}}}', "no baseline"),
+        ('{"schema": 1, "counts": {"a": {"b": 1.5}}}', "no baseline"),
     ],
 )
 def test_without_a_baseline_it_is_red(tmp_path: Path, text: str | None, words: str) -> None:

@@ -105,18 +105,19 @@ def run_bench(options: Mapping[str, Any], plan: Plan, say: Say = lambda text: No
     Token ids go in and come out: no tokenizer is loaded. Raises ValueError for a batch that the
     engine has no room for, and for options that do not go together.
     """
-    if options.get("trace") and len(_policies(options, plan)) > 1:
+    policies = _policies(options, plan)
+    if options.get("trace") and len(policies) > 1:
         raise ValueError("online compares two engines, and a trace is of one")
     engine = dict(options) | {"skip_tokenizer": True}
     engine["max_model_len"] = engine.get("max_model_len") or plan.model_len
     shown = {name: str(value) for name, value in engine.items() if value is not None}
     report = Report(machine_info(), {"engine": shown, "plan": _plain(plan)})
     with model_directory(engine.pop("model")) as model:
-        for policy in _policies(engine, plan):
+        for policy in policies:
             say(f"nanovllm, {policy}: loading")
             with LLM(model, **engine | {"scheduling_policy": policy}) as llm:
                 warm_up(llm, plan.max_len)
-                if policy == _policies(engine, plan)[0]:
+                if policy == policies[0]:
                     _run_offline(llm, plan, report, say)
                 if "online" in plan.profiles:
                     _run_online(llm, plan, report, say)

@@ -11,14 +11,15 @@ from pathlib import Path
 
 from nanovllm.gate.suite import GateError
 
-_LOCAL = {
+_OF_A_HOOK = (
+    "GIT_COMMON_DIR",
     "GIT_DIR",
     "GIT_INDEX_FILE",
     "GIT_OBJECT_DIRECTORY",
     "GIT_PREFIX",
     "GIT_WORK_TREE",
-    "GIT_COMMON_DIR",
-}
+)
+"""Where git tells its hooks their index and their tree, which are not those of the base."""
 
 _NO_SOURCE = (":(exclude,glob)**/__pycache__/**", ":(exclude,glob)**/*.egg-info/**")
 
@@ -44,8 +45,7 @@ def worktree(revision: str, directory: Path, measured: Sequence[str] = (".",)) -
 
 
 def _git(directory: Path, *arguments: str) -> str:
-    # A hook of git is told its index and its tree by variables, which are not those of the base.
-    environment = {name: value for name, value in os.environ.items() if name not in _LOCAL}
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
     done = subprocess.run(
         ("git", "-C", str(directory), *arguments),
         env=environment,
