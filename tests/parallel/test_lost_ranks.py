@@ -27,6 +27,7 @@ from tp_engines import (
 from tp_faults import Fault, build_faulty
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.engine.model_runner import ModelRunner
 from nanovllm.engine.tensor_parallel import group, start
 from nanovllm.engine.tensor_parallel.ranks import RankError
 from nanovllm.engine.tensor_parallel.store import new_store
@@ -269,6 +270,21 @@ def test_a_taken_port_disturbs_nobody(checkpoint: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
         assert_a_new_engine_starts(checkpoint, monkeypatch)
+
+
+def test_a_device_that_fails_at_the_end_leaves_no_rank(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM(checkpoint, tensor_parallel_size=2, **OPTIONS)
+    numbers = pids(llm)
+
+    def fails(runner: ModelRunner) -> None:
+        raise RuntimeError("planted: the device has failed")
+
+    monkeypatch.setattr(ModelRunner, "close", fails)
+    with pytest.raises(RuntimeError, match="planted"):
+        llm.close()
+    assert not any(map(is_running, numbers))
 
 
 def test_a_closed_engine_leaves_no_port(checkpoint: Path) -> None:

@@ -42,8 +42,10 @@ class Leading(ModelRunner):
 
     def close(self) -> None:
         atexit.unregister(self._at_exit)
-        super().close()
-        self._end_ranks()
+        try:
+            super().close()  # raises if the device has failed and nobody knows yet
+        finally:
+            self._end_ranks()
 
 
 def close_if_alive(runner: weakref.ref[Leading]) -> None:
