@@ -29,7 +29,7 @@ demo: $(READY)  ## run the engine on the embedded model
 
 test: lint unit property equality parallel perf gate  ## everything that needs no GPU
 
-unit: $(READY)  ## components; a minute or more
+unit: $(READY)  ## components; about a minute
 	$(PYTEST) -m unit $(SPREAD) tests/unit
 
 property: $(READY)  ## generated tests of the scheduler and the blocks

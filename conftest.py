@@ -1,6 +1,8 @@
 """A test carries the marker of its folder; the suite's plugin does the rest."""
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             suite = item.path.relative_to(tests).parts[0]
             if suite in SUITES:
                 item.add_marker(suite)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts_arrive() -> Iterator[None]:
+    """A shell starts background jobs with Ctrl-C ignored, and children inherit that."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

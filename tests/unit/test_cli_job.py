@@ -1,13 +1,10 @@
-"""`nanovllm generate --input`: what is reported, exit codes, and a real kill."""
+"""`nanovllm generate --input`: what is reported, and exit codes."""
 
 import json
-import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from cli_door import GREEDY_ARGS, POOL_ARGS, command, invoke
+from cli_door import GREEDY_ARGS, POOL_ARGS, invoke
 
 LINES = ['{"prompt": "a"}', "{bad", '{"prompt": "b", "id": 3}']
 
@@ -70,34 +67,3 @@ def test_an_interrupted_job_exits_130_and_says_how_to_go_on(
     result = invoke("generate", "-i", source, "-o", tmp_path / "out.jsonl", *engine_args)
     assert result.exit_code == 130
     assert "the same command goes on where this one stopped" in result.stderr
-
-
-def test_a_killed_job_resumes_to_the_result_of_an_undisturbed_one(
-    tmp_path: Path, engine_args: list[str]
-) -> None:
-    source, target, undisturbed = (tmp_path / name for name in ("in", "out", "undisturbed"))
-    requests = [{"prompt": f"line {i}", "max_tokens": 5 + 2 * i, "seed": i} for i in range(20)]
-    # Nobody reads the complaint about the third line, so the job stands still in the middle of it.
-    requests[2] = {"no such key " * 100_000: 1}
-    source.write_text("".join(json.dumps(request) + "\n" for request in requests))
-    args = ["generate", "--ignore-eos", "-i", source, *engine_args]
-
-    with command(*args, "-o", target, stderr=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 60
-        while not target.exists() or target.read_bytes().count(b"\n") < 3:
-            assert process.poll() is None, "the job ended before it could be killed"
-            assert time.monotonic() < deadline, "the job writes nothing"
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
-    num_whole = target.read_bytes().count(b"\n")
-    assert 3 <= num_whole < 20
-
-    with target.open("ab") as file:
-        file.write(b'{"line": ')  # what a process killed while it writes leaves behind
-    resumed = invoke(*args, "-o", target, "--json")
-    assert json.loads(resumed.stdout)["num_resumed"] == num_whole
-    assert json.loads(resumed.stdout)["num_failed"] == 1
-    invoke(*args, "-o", undisturbed)
-    assert target.read_bytes() == undisturbed.read_bytes()
-    assert target.read_bytes().count(b"\n") == 20

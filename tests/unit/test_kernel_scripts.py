@@ -9,6 +9,7 @@ import torch
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 POOL_TOKENS = 512
+SHAPE = {"HEADS": 4, "KV_HEADS": 2, "DIM": 64}
 
 
 @pytest.fixture
@@ -25,6 +26,8 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
     for module in (kernel_timing, bench_kernels):
         monkeypatch.setattr(module, "DEVICE", "cpu")
         monkeypatch.setattr(module, "POOL_TOKENS", POOL_TOKENS)
+        for name, value in SHAPE.items():
+            monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(kernel_timing, "BEYOND_L2", 1)
     monkeypatch.setattr(bench_kernels, "VOCAB", 300)
     return kernel_timing, bench_kernels

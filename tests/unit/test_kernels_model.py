@@ -19,7 +19,7 @@ from paged_rows import DEVICE, PagedRows, Shape, assert_heads_close
 
 from nanovllm.kernels import _triton, small_linear
 from nanovllm.kernels.paged_decode import paged_decode
-from nanovllm.kernels.small_linear import HEAD, small_config
+from nanovllm.kernels.small_linear import HEAD, NARROW, small_config
 from nanovllm.kernels.store_kvcache import store_kvcache
 
 DTYPES = [torch.float32, torch.float16]
@@ -38,18 +38,14 @@ def test_silu_and_mul(dtype: torch.dtype) -> None:
     check_silu_and_mul(3, 1100, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("sizes", [(33, 100), (6, 2300), (2051, 70)], ids=str)
-def test_small_linear(sizes: tuple[int, int], dtype: torch.dtype) -> None:
-    check_small_linear(*sizes, dtype)
-
-
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [(33, 100), (6, 2300), (7, 1024)], ids=str)
-def test_small_linear_in_tiles_of_a_head(
-    sizes: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("as_if", [NARROW, NARROW + 1, HEAD])
+def test_small_linear(
+    as_if: int, sizes: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(small_linear, "small_config", lambda _: small_config(HEAD))
+    """In the tiles of `as_if` outputs."""
+    monkeypatch.setattr(small_linear, "small_config", lambda _: small_config(as_if))
     check_small_linear(*sizes, dtype)
 
 
