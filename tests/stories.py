@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 from nanovllm import LLM, SamplingParams
 from nanovllm.outputs import RequestOutput
 
+ALL_KINDS = 500
+"""From so many examples on a profile shows all that stories can be: `ci`, whose examples are always
+the same, and `deep`, which has far more."""
 MORE_KINDS = [*KINDS, {"stop_token_ids": tuple(range(120))}]
 
 
