@@ -1,4 +1,4 @@
-"""A test carries the marker of its folder; the suite's plugin does the rest."""
+"""A test carries the marker of its folder, and Ctrl-C arrives; the suite's plugin does the rest."""
 
 import os
 import signal

@@ -3,14 +3,12 @@
 from typing import NamedTuple
 
 from ahead_or_not import ALPHABET, KINDS
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.outputs import RequestOutput
 
-ALL_KINDS = 500
-"""From so many examples on a profile shows all that stories can be: `ci`, whose examples are always
-the same, and `deep`, which has far more."""
 MORE_KINDS = [*KINDS, {"stop_token_ids": tuple(range(120))}]
 
 
@@ -76,6 +74,14 @@ FAILURES: st.SearchStrategy[Event] = st.builds(Fail, st.booleans())
 
 def stories(*events: st.SearchStrategy[Event]) -> st.SearchStrategy[list[Event]]:
     return st.lists(st.one_of(*events), min_size=4, max_size=16)
+
+
+def show_all() -> bool:
+    """Whether the profile has enough examples for stories to show all that they can be.
+
+    `ci` has, whose examples are always the same, and `deep`, which has far more.
+    """
+    return settings().max_examples >= 500
 
 
 class Told(NamedTuple):

@@ -284,7 +284,7 @@ def test_a_device_that_fails_at_the_end_leaves_no_rank(
     monkeypatch.setattr(ModelRunner, "close", fails)
     with pytest.raises(RuntimeError, match="planted"):
         llm.close()
-    assert not any(map(is_running, numbers))
+    assert wait_for_end(numbers, seconds=0)
 
 
 def test_a_closed_engine_leaves_no_port(checkpoint: Path) -> None:
