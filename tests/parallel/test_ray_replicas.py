@@ -1,4 +1,6 @@
-"""Two engines as Ray actors: prefixes stay, strangers spread, and a kill changes no token."""
+"""Two engines of the embedded model as Ray actors: prefixes stay, strangers spread, and a kill
+changes no token.
+"""
 
 import logging
 import os
@@ -73,11 +75,11 @@ def finish(llm: LLM, ids: list[int]) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def story(checkpoint) -> Story:
+def story() -> Story:
     """One story for all tests: engines take seconds to start."""
     handler, logger = Lines(), logging.getLogger("nanovllm.data_parallel")
     logger.addHandler(handler)
-    with LLM(checkpoint, data_parallel_size=2, **OPTIONS) as llm:
+    with LLM(data_parallel_size=2, **OPTIONS) as llm:
         pids = [info.pid for info in llm._dispatcher.pool.infos]
         llm.generate([family[0] for family in FAMILIES], BRIEF, use_tqdm=False)
         members = [member for family in FAMILIES for member in family[1:]]
@@ -111,9 +113,9 @@ def test_strangers_spread(story: Story) -> None:
 
 
 @pytest.mark.spec("SMP-1", "SMP-4")
-def test_a_kill_changes_no_token(checkpoint, story: Story) -> None:
+def test_a_kill_changes_no_token(story: Story) -> None:
     """Greedy, seeded and unseeded; the single engine has drawn as many seeds before."""
-    with LLM(checkpoint, **OPTIONS) as single:
+    with LLM(**OPTIONS) as single:
         single.generate([member for family in FAMILIES for member in family], BRIEF, use_tqdm=False)
         assert story.strangers == finish(single, begin(single))
 
@@ -132,6 +134,6 @@ def test_closing_ends_the_actors_and_no_more(story: Story) -> None:
 
 
 @pytest.mark.spec("CFG-1")
-def test_what_ray_cannot_place_is_refused(checkpoint) -> None:
+def test_what_ray_cannot_place_is_refused() -> None:
     with pytest.raises(ValueError, match="takes 3 CPUs, 1 a replica, but Ray has 2"):
-        LLM(checkpoint, data_parallel_size=3, **OPTIONS)
+        LLM(data_parallel_size=3, **OPTIONS)
